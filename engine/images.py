@@ -1,0 +1,280 @@
+"""The adapter image: its format, its digest, where images are kept; and the base's manifest.
+
+An image is a safetensors file with a canonical JSON header (in `__metadata__`) and one flat tensor
+of bytes, the block, in which every array starts on a 128-byte boundary. Its digest is the SHA-256
+of the whole file, so `sha256sum` checks one. For each (layer, projection) that the adapter touches
+the header gives, with slices as in `PROJECTIONS`:
+
+- `a`: offset of A, `[sum of the slices' ranks, in_features]` in the image's dtype, slices stacked
+- `scale`: offset of one fp32 multiplier per row of A (scaling, composition weight, quantisation)
+- per slice: `rank`, and offsets of Bᵀ `[rank, out_features]` in the image's dtype, of an fp32 gain
+  row `[out_features]` (DoRA) and of an fp32 bias row `[out_features]`; -1 where there is none.
+
+*Semantics*, per slice: `y = gain * (W x + (scale * (x Aᵀ)) Bᵀᵀ) + W_bias + bias`.
+
+This file knows bytes, offsets and files. It refuses to know torch, PEFT and adapters' names.
+"""
+
+import hashlib
+import json
+import re
+import struct
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, cast
+
+import fsspec
+import msgspec
+
+ALIGNMENT = 128
+FORMAT = 1
+PROJECTIONS: dict[str, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+ITEM_SIZE = {"bf16": 2, "fp32": 4}
+MAX_HEADER_BYTES = 16 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+ImageDtype = Literal["bf16", "fp32"]
+
+
+class ImageError(ValueError):
+    """A file is not an image, or not the image that its name says."""
+
+
+class BaseManifest(msgspec.Struct, frozen=True):
+    """What the house may know of the base model; `base.json`, written by `engine.prepare`.
+
+    `modules` maps a linear's name, as in `PROJECTIONS`, to `(in_features, out_features)`.
+    `fingerprint` is the SHA-256 of the configuration and of every weight file.
+    """
+
+    name: str
+    path: str  # directory with config.json, *.safetensors and tokenizer.json
+    fingerprint: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+    modules: dict[str, tuple[int, int]]
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """One linear's part of a fused projection; offsets are bytes into the block, -1 for none."""
+
+    rank: int
+    out_features: int
+    b: int = -1
+    gain: int = -1
+    bias: int = -1
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """The adapter's part in one projection of one layer."""
+
+    layer: int
+    projection: str
+    in_features: int
+    a: int
+    scale: int
+    slices: tuple[Slice, ...]
+
+
+class ImageHeader(msgspec.Struct, frozen=True):
+    """All that an image says of itself, apart from its weights."""
+
+    base: str
+    dtype: ImageDtype
+    block_bytes: int
+    entries: tuple[Entry, ...]
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class SliceData:
+    """Raw little-endian arrays of one slice: B transposed, and the optional fp32 rows."""
+
+    rank: int
+    out_features: int
+    b: bytes = b""
+    gain: bytes | None = None
+    bias: bytes | None = None
+
+
+class ImageBuilder:
+    """Lays arrays out in one block; `finish` writes the file and returns its digest."""
+
+    def __init__(self, base: str, dtype: ImageDtype) -> None:
+        self._base, self._dtype = base, dtype
+        self._block = bytearray()
+        self._entries: list[Entry] = []
+
+    def add(
+        self,
+        layer: int,
+        projection: str,
+        in_features: int,
+        a: bytes,
+        scale: bytes,
+        slices: list[SliceData],
+    ) -> None:
+        """Add one projection. `a` is `[sum ranks, in_features]`, `scale` is fp32 `[sum ranks]`.
+
+        Raises `ImageError` when the bytes do not have the sizes that the ranks ask for.
+        """
+        size, rows = ITEM_SIZE[self._dtype], sum(s.rank for s in slices)
+        _expect(len(a) == rows * in_features * size, "A", layer, projection)
+        _expect(len(scale) == rows * 4, "scale", layer, projection)
+        a_at, scale_at = self._place(a), self._place(scale)
+        placed = []
+        for part in slices:
+            _expect(len(part.b) == part.rank * part.out_features * size, "B", layer, projection)
+            for row in (part.gain, part.bias):
+                _expect(row is None or len(row) == part.out_features * 4, "row", layer, projection)
+            placed.append(
+                Slice(
+                    part.rank,
+                    part.out_features,
+                    *(self._place(x) if x else -1 for x in (part.b, part.gain, part.bias)),
+                )
+            )
+        self._entries.append(Entry(layer, projection, in_features, a_at, scale_at, tuple(placed)))
+
+    def finish(self, path: Path) -> str:
+        """Write the image to `path` and return its digest."""
+        entries = tuple(sorted(self._entries, key=lambda e: (e.layer, e.projection)))
+        header = ImageHeader(self._base, self._dtype, len(self._block), entries)
+        content = _encode_header(header) + self._block
+        path.write_bytes(content)
+        return hashlib.sha256(content).hexdigest()
+
+    def _place(self, data: bytes) -> int:
+        offset = len(self._block)
+        self._block += data
+        self._block += bytes(-len(self._block) % ALIGNMENT)
+        return offset
+
+
+def _expect(holds: bool, what: str, layer: int, projection: str) -> None:
+    if not holds:
+        raise ImageError(f"{what} of layer {layer}, {projection} has the wrong size")
+
+
+def _encode_header(header: ImageHeader) -> bytes:
+    """Canonical safetensors prefix: equal headers give equal bytes, padded to the alignment."""
+    meta = msgspec.json.encode(header, order="sorted").decode()
+    tensors = {
+        "__metadata__": {"loraplex": meta},
+        "block": {
+            "dtype": "U8",
+            "shape": [header.block_bytes],
+            "data_offsets": [0, header.block_bytes],
+        },
+    }
+    text = json.dumps(tensors, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def read_header(file: IO[bytes]) -> ImageHeader:
+    """Read the header and leave `file` at the first byte of the block; raises `ImageError`."""
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise ImageError("the file is too short to be an image")
+    (size,) = struct.unpack("<Q", prefix)
+    if size > MAX_HEADER_BYTES:
+        raise ImageError("the image's header is too large")
+    try:
+        tensors = json.loads(file.read(size))
+        header = msgspec.json.decode(tensors["__metadata__"]["loraplex"], type=ImageHeader)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ImageError(f"the image's header cannot be read: {error}") from error
+    if header.format != FORMAT:
+        raise ImageError(f"image format {header.format} is not format {FORMAT}")
+    return header
+
+
+def read_image(path: Path, digest: str) -> tuple[ImageHeader, bytearray]:
+    """Read and verify an image: its header and its block, writable so that tensors can view it.
+
+    Raises `ImageError` when the content is not what `digest` names, `FileNotFoundError` if absent.
+    """
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != digest:
+            raise ImageError(f"the image's content has digest {found[:12]}…, not {digest[:12]}…")
+        file.seek(0)
+        header = read_header(file)
+        block = bytearray(header.block_bytes)
+        if file.readinto(block) != header.block_bytes:
+            raise ImageError("the image's block is shorter than its header says")
+    return header, block
+
+
+def check_digest(digest: str) -> str:
+    """Return `digest` if it is 64 hex digits, else raise `ImageError`: it becomes a path."""
+    if not _DIGEST.fullmatch(digest):
+        raise ImageError("a digest is 64 hexadecimal digits")
+    return digest
+
+
+class ImageStore:
+    """Images by digest under a URL that fsspec understands (a directory, `s3://…`, `gs://…`)."""
+
+    def __init__(self, url: str) -> None:
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+
+    def put(self, source: Path, digest: str) -> None:
+        """Copy an image file in; a second copy of the same digest is not written again."""
+        target = self._path(digest)
+        if self._fs.exists(target):
+            return
+        self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+        part = f"{target}.{uuid.uuid4().hex}"
+        self._fs.put_file(str(source), part)
+        self._fs.mv(part, target)
+
+    def fetch(self, digest: str, cache: Path) -> Path:
+        """Path of a local copy, made under `cache` where the store is not a local directory.
+
+        Raises `FileNotFoundError` when the store has no such image.
+        """
+        source = self._path(digest)
+        if self._is_local:
+            if not self._fs.exists(source):
+                raise FileNotFoundError(source)
+            return Path(source)
+        target = cache / f"{check_digest(digest)}.safetensors"
+        if not target.exists():
+            part = target.with_suffix(f".{uuid.uuid4().hex}")
+            self._fs.get_file(source, str(part))
+            part.replace(target)
+        return target
+
+    def delete(self, digest: str) -> None:
+        """Remove an image; one that is not there is no error."""
+        if self._fs.exists(self._path(digest)):
+            self._fs.rm_file(self._path(digest))
+
+    def __contains__(self, digest: str) -> bool:
+        return bool(self._fs.exists(self._path(digest)))
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self._fs.find(self._root):
+            stem = name.rsplit("/", 1)[-1].removesuffix(".safetensors")
+            if _DIGEST.fullmatch(stem):
+                yield stem
+
+    @property
+    def _is_local(self) -> bool:
+        return "file" in cast("tuple[str, ...] | str", self._fs.protocol)
+
+    def _path(self, digest: str) -> str:
+        check_digest(digest)
+        return f"{self._root}/{digest[:2]}/{digest}.safetensors"

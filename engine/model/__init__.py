@@ -1,0 +1,1 @@
+"""One config-driven decoder; knows tensors and configuration, not requests or adapters' names."""

@@ -1,0 +1,179 @@
+"""The messages between the platform and an engine process: the only contract of the two sides.
+
+Frozen msgspec structs, tagged and encoded as msgpack, one message a ZeroMQ frame. This file knows
+token ids, image digests and opaque tenant keys; it refuses to know text, names and HTTP.
+
+A client says `Hello` and hears `Ready`. Each accepted `Generate` is answered by any number of
+`Chunk`s and then by exactly one terminal event, `Finished` or `Failed`. `Abort` ends a request
+early (its terminal event is `Finished` with reason "abort"). Clients send `Ping` while they live;
+the engine aborts what a silent client left behind.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort"]
+
+FailureCode = Literal[
+    "engine_died",  # the process ended while the request was in flight; safe to retry
+    "engine_unavailable",  # no engine is ready to take the request; retry later
+    "image_missing",  # the image is not in the store
+    "image_corrupt",  # its bytes are not those its digest names
+    "image_mismatch",  # it was compiled for another base
+    "invalid_request",  # it can never be served: too long, ids out of range
+    "overloaded",  # the engine's queue is full
+    "internal",  # a fault of ours; the log has the traceback
+]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The root of all messages; msgspec writes the subclass's name as the first element."""
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How to choose tokens. Greedy when `temperature` is 0; a seed reproduces in any batch."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0  # the platform draws one where the caller gave none
+    stop_token_ids: tuple[int, ...] = ()  # the base's own end tokens are always added
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; k: the chosen token's and the k likeliest
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of a token under the model's own distribution, and the likeliest tokens."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Hello(Message, frozen=True):
+    """First message of a client."""
+
+
+class Ping(Message, frozen=True):
+    """A sign of life, once a second."""
+
+
+class Generate(Message, frozen=True):
+    """Run one request: a prompt under one adapter image (or none) until a stop or a limit."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    image: str | None = None  # digest, 64 hex digits; None is the bare base
+    tenant: str = ""  # opaque; for fairness and accounting
+    weight: float = 1.0
+
+
+class Abort(Message, frozen=True):
+    """Stop a request; unknown ids are ignored (it may have just finished)."""
+
+    request_id: str
+
+
+class Ready(Message, frozen=True):
+    """The engine's answer to `Hello`: who it is and what it can take."""
+
+    epoch: str  # a new one for each life of the process
+    base: str  # fingerprint of the base
+    max_model_len: int  # tokens, prompt and completion together
+    max_num_seqs: int
+    kv_capacity_tokens: int
+    executor: str  # "torch"
+    device: str  # "cpu", "cuda:0"
+    dtype: str  # "float32", "bfloat16"
+
+
+class Chunk(Message, frozen=True):
+    """Tokens as they are chosen, in order; `logprobs` is as long as `token_ids` when asked for."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Finished(Message, frozen=True):
+    """Terminal: the request ran. Times are seconds since the engine accepted it."""
+
+    request_id: str
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int  # all that were sent in chunks, a stop token among them
+    cached_tokens: int = 0
+    load_s: float = 0.0  # until the image was resident
+    queue_s: float = 0.0  # until first scheduled
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+
+class Failed(Message, frozen=True):
+    """Terminal: the request did not run to its end."""
+
+    request_id: str
+    code: FailureCode
+    message: str
+
+
+class Stats(Message, frozen=True):
+    """What the engine has done since it started, and how it is now. Sent about twice a second.
+
+    `rows_per_step[i]` counts the steps with at most `ROW_BUCKETS[i]` rows (and more than the bucket
+    before); the last entry counts the rest. `adapters_per_step[i]` counts the steps with exactly
+    `i` distinct adapters, its last entry those with that many or more.
+    """
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    running: int = 0
+    waiting: int = 0
+    loading: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    images_resident: int = 0
+    image_bytes: int = 0
+    image_budget_bytes: int = 0
+    sequences_per_step_max: int = 0
+    adapters_per_step_max: int = 0
+    rows_total: int = 0
+    rows_per_step: tuple[int, ...] = ()
+    adapters_per_step: tuple[int, ...] = ()
+
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+ADAPTER_BUCKETS = 17  # 0 to 15 exactly, then 16 and more
+
+ToEngine: TypeAlias = Hello | Ping | Generate | Abort
+FromEngine: TypeAlias = Ready | Chunk | Finished | Failed | Stats
+Event: TypeAlias = Chunk | Finished | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: Message) -> bytes:
+    """Encode a message as msgpack."""
+    return _encoder.encode(message)
+
+
+def decode_to_engine(frame: bytes) -> ToEngine:
+    """Decode what a client sent; raises `msgspec.DecodeError` or `ValidationError`."""
+    return _to_engine.decode(frame)
+
+
+def decode_from_engine(frame: bytes) -> FromEngine:
+    """Decode what an engine sent; raises `msgspec.DecodeError` or `ValidationError`."""
+    return _from_engine.decode(frame)

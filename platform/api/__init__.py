@@ -1,0 +1,1 @@
+"""The REST routes, one file a resource; they know HTTP and refuse to know torch."""

@@ -1,0 +1,1 @@
+"""The database: tables and sessions; knows no HTTP and no engine."""
