@@ -11,6 +11,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import msgspec
 import pytest
+
 from loraplex.engine.images import BaseManifest
 
 ROOT = Path(__file__).resolve().parents[1]

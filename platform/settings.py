@@ -1,0 +1,159 @@
+"""What an operator may choose, read once from `LORAPLEX_*` variables; and where data lives.
+
+Knows names, defaults and folders. Refuses to know what the parts do with them: the engine's own
+knobs pass through as they are. Nothing here is printed with a secret in it.
+"""
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy import URL, make_url
+
+PEPPER_BYTES = 32
+
+
+class DataDirError(RuntimeError):
+    """The data directory cannot be used; the message says why and what to do."""
+
+
+class Settings(BaseSettings):
+    """One frozen set of choices; `LORAPLEX_PORT=9000` sets `port`.
+
+    The knobs of the engine are set one by one (`LORAPLEX_ENGINE__MAX_NUM_SEQS=32`) or as one JSON
+    object in `LORAPLEX_ENGINE`.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="LORAPLEX_",
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,
+        validate_default=True,
+    )
+
+    data_dir: Annotated[
+        Path, Field(description="Folder of everything that must survive a restart.")
+    ] = Path("data")
+    host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0: any.")] = 8000
+    model: Annotated[
+        str | None,
+        Field(description="Base model: a Hugging Face id, a directory or a `.gguf` file."),
+    ] = None
+    database_url: Annotated[
+        str | None,
+        Field(repr=False, description="SQLAlchemy URL; by default SQLite in the data directory."),
+    ] = None
+    redis_url: Annotated[
+        str | None,
+        Field(repr=False, description="`redis://`, `rediss://` or `unix://`; default: embedded."),
+    ] = None
+    image_store_url: Annotated[
+        str | None,
+        Field(repr=False, description="fsspec URL of adapter images; default: `images/` here."),
+    ] = None
+    key_pepper: Annotated[
+        SecretStr | None,
+        Field(min_length=16, description="Secret that API keys are hashed with; default: a file."),
+    ] = None
+    max_upload_bytes: Annotated[
+        int, Field(ge=1, description="Largest adapter upload, packed or unpacked.")
+    ] = 512 << 20
+    max_adapter_rank: Annotated[int, Field(ge=1, description="Largest LoRA rank accepted.")] = 512
+    compile_timeout_s: Annotated[
+        float, Field(gt=0, description="Seconds an upload may take to be checked and compiled.")
+    ] = 300.0
+    request_timeout_s: Annotated[
+        float, Field(gt=0, description="Seconds one generation may take from start to end.")
+    ] = 600.0
+    redis_timeout_s: Annotated[
+        float, Field(gt=0, description="Seconds Redis has to answer before limits fail closed.")
+    ] = 0.25
+    lease_s: Annotated[
+        float, Field(gt=0, description="Seconds a crashed request keeps its concurrency slot.")
+    ] = 45.0
+    engine: Annotated[
+        dict[str, Any], Field(default_factory=dict, description="Knobs passed to the engine.")
+    ]
+
+    @property
+    def database(self) -> URL:
+        """The database's URL; printing it hides the password."""
+        if self.database_url:
+            return make_url(self.database_url)
+        return URL.create("sqlite+aiosqlite", database=str(self._at("loraplex.db")))
+
+    @property
+    def image_store(self) -> str:
+        """The fsspec URL, or the local folder, that holds adapter images."""
+        return self.image_store_url or str(self._at("images"))
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of sockets; only its owner can enter."""
+        return self._at("run")
+
+    @property
+    def redis_dir(self) -> Path:
+        """Folder of the embedded Redis."""
+        return self._at("redis")
+
+    @property
+    def quarantine_dir(self) -> Path:
+        """Folder of uploads that are not checked yet."""
+        return self._at("quarantine")
+
+    @property
+    def cache_dir(self) -> Path:
+        """Folder of what can be made again: fetched images, converted bases."""
+        return self._at("cache")
+
+    def open_data_dir(self) -> None:
+        """Make the data directory and its folders, for their owner only; raises `DataDirError`."""
+        folders = (self.run_dir, self.redis_dir, self.quarantine_dir, self.cache_dir)
+        try:
+            for folder in (self._at(), *folders):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _try_writing(self._at())
+        except OSError as error:
+            raise DataDirError(
+                f"The data directory {self._at()} cannot be used: {error.strerror or error}. "
+                "Choose another with LORAPLEX_DATA_DIR, or mend its owner and mode."
+            ) from error
+
+    def pepper(self) -> bytes:
+        """The secret that keys are hashed with; made once, at `secrets/pepper`, mode 0600."""
+        if self.key_pepper is not None:
+            return self.key_pepper.get_secret_value().encode()
+        return read_or_make_secret(self._at("secrets", "pepper"))
+
+    def _at(self, *parts: str) -> Path:
+        return self.data_dir.expanduser().absolute().joinpath(*parts)
+
+
+def read_or_make_secret(path: Path) -> bytes:
+    """The secret at `path`; the first of several processes makes it and all read the same."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(secrets.token_hex(PEPPER_BYTES).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    return path.read_bytes()
+
+
+def _try_writing(folder: Path) -> None:
+    probe = folder / f".probe.{secrets.token_hex(8)}"
+    probe.touch(mode=0o600)
+    probe.unlink()

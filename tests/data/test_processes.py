@@ -1,0 +1,65 @@
+"""Several processes on one database file: they take turns, and none fails."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loraplex.platform import registry
+from loraplex.platform.db.session import Database
+from loraplex.platform.tenants import find_tenant
+
+PROGRAM = """
+import asyncio, sys
+from loraplex.platform import registry
+from loraplex.platform.db.session import Database
+from loraplex.platform.errors import NameConflict
+from loraplex.platform.tenants import create_tenant, find_tenant
+
+async def main():
+    db = Database(sys.argv[1])
+    print("imported", flush=True)
+    sys.stdin.read(1)
+    await db.migrate()
+    try:
+        async with db.session(None) as session:
+            await create_tenant(session, "acme")
+    except NameConflict:
+        pass
+    async with db.read(None) as session:
+        tenant_id = (await find_tenant(session, "acme")).id
+    for _ in range(int(sys.argv[2])):
+        async with db.session(tenant_id) as session:
+            await registry.add_version(session, tenant_id, "poet", digest="d" * 64, base="f",
+                base_name="Base", report={"rank": 8, "bytes": 1})
+    await db.dispose()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.anyio
+async def test_processes_migrate_and_publish_at_once(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'shared.db'}"
+    run_at_once(PROGRAM, url, "15")
+    db = Database(url)
+    async with db.read(None) as session:
+        tenant = await find_tenant(session, "acme")
+        adapter = await registry.get_adapter(session, tenant.id, "poet")
+    assert [version.number for version in adapter.versions] == list(range(1, 31))
+    await db.dispose()
+
+
+def run_at_once(program: str, *arguments: str) -> None:
+    """Run it in two processes, which print "imported" and go on together."""
+    command = [sys.executable, "-c", program, *arguments]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    for process in processes:
+        assert process.stdout.readline() == b"imported\n", process.stderr.read()
+    for process in processes:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors

@@ -1,0 +1,82 @@
+"""Tenants and their limits."""
+
+import asyncio
+
+import pytest
+
+from loraplex.platform import tenants
+from loraplex.platform.db.models import Tenant
+from loraplex.platform.db.session import Database
+from loraplex.platform.errors import BadRequest, NameConflict, NotFound
+from loraplex.platform.tenants import TenantLimits
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_tenant_is_made_found_and_listed(db: Database) -> None:
+    limits = TenantLimits(60, 1000, 4)
+    async with db.session(None) as session:
+        made = [await tenants.create_tenant(session, name, limits) for name in ("b", "a", "c")]
+    async with db.read(None) as session:
+        found = await tenants.get_tenant(session, made[0].id)
+        assert TenantLimits.of(found) == limits
+        assert (await tenants.find_tenant(session, "a")).id == made[1].id
+        assert await tenants.find_tenant(session, "d") is None
+        page = await tenants.list_tenants(session, limit=2)
+        rest = await tenants.list_tenants(session, after=page.items[-1].id)
+    assert [t.id for t in (*page.items, *rest.items)] == sorted(t.id for t in made)
+    assert (page.has_more, rest.has_more) == (True, False)
+
+
+async def test_a_name_is_taken_once_even_at_once(db: Database) -> None:
+    async def create() -> Tenant:
+        async with db.session(None) as session:
+            return await tenants.create_tenant(session, "same")
+
+    results = await asyncio.gather(*(create() for _ in range(8)), return_exceptions=True)
+    assert sum(isinstance(result, Tenant) for result in results) == 1
+    assert sum(isinstance(result, NameConflict) for result in results) == 7
+
+
+@pytest.mark.parametrize("name", ["", "A", "-a", ".", "a b", "a/b", "a\n", "é", "a" * 64])
+async def test_a_bad_name_is_refused(db: Database, name: str) -> None:
+    with pytest.raises(BadRequest, match="lower-case"):
+        async with db.session(None) as session:
+            await tenants.create_tenant(session, name)
+
+
+async def test_limits_are_replaced_and_removed(db: Database, acme: Tenant) -> None:
+    for limits in (TenantLimits(1, 2, 3), TenantLimits(tokens_per_minute=5), TenantLimits()):
+        async with db.session(None) as session:
+            await tenants.set_limits(session, acme.id, limits)
+        async with db.read(None) as session:
+            assert TenantLimits.of(await tenants.get_tenant(session, acme.id)) == limits
+
+
+@pytest.mark.parametrize("name", tenants.LARGEST)
+def test_an_impossible_limit_is_refused(name: str) -> None:
+    for value in (0, -1, tenants.LARGEST[name] + 1):
+        with pytest.raises(BadRequest) as caught:
+            TenantLimits(**{name: value})
+        assert caught.value.param == name
+
+
+async def test_an_unknown_tenant_is_not_found(db: Database, acme: Tenant) -> None:
+    for call in (
+        lambda session: tenants.get_tenant(session, "ten_none"),
+        lambda session: tenants.set_limits(session, "ten_none", TenantLimits()),
+        lambda session: tenants.set_suspended(session, "ten_none", True),
+    ):
+        with pytest.raises(NotFound):
+            async with db.session(None) as session:
+                await call(session)
+
+
+async def test_suspending_twice_keeps_the_first_moment(db: Database, acme: Tenant) -> None:
+    moments = []
+    for suspended in (True, True, False, False):
+        async with db.session(None) as session:
+            tenant = await tenants.set_suspended(session, acme.id, suspended)
+            moments.append(tenant.suspended_at)
+    assert moments[0] is not None
+    assert moments == [moments[0], moments[0], None, None]
