@@ -150,9 +150,12 @@ class ImageBuilder:
         """Write the image to `path` and return its digest."""
         entries = tuple(sorted(self._entries, key=lambda e: (e.layer, e.projection)))
         header = ImageHeader(self._base, self._dtype, len(self._block), entries)
-        content = _encode_header(header) + self._block
-        path.write_bytes(content)
-        return hashlib.sha256(content).hexdigest()
+        digest = hashlib.sha256()
+        with path.open("wb") as file:
+            for part in (_encode_header(header), self._block):
+                digest.update(part)
+                file.write(part)
+        return digest.hexdigest()
 
     def _place(self, data: bytes) -> int:
         offset = len(self._block)
@@ -193,7 +196,7 @@ def read_header(file: IO[bytes]) -> ImageHeader:
     try:
         tensors = json.loads(file.read(size))
         header = msgspec.json.decode(tensors["__metadata__"]["loraplex"], type=ImageHeader)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ImageError(f"the image's header cannot be read: {error}") from error
     if header.format != FORMAT:
         raise ImageError(f"image format {header.format} is not format {FORMAT}")
@@ -206,14 +209,17 @@ def read_image(path: Path, digest: str) -> tuple[ImageHeader, bytearray]:
     Raises `ImageError` when the content is not what `digest` names, `FileNotFoundError` if absent.
     """
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != digest:
-            raise ImageError(f"the image's content has digest {found[:12]}…, not {digest[:12]}…")
-        file.seek(0)
         header = read_header(file)
+        start = file.tell()
+        if path.stat().st_size - start != header.block_bytes:
+            raise ImageError("the image's block is not as long as its header says")
         block = bytearray(header.block_bytes)
-        if file.readinto(block) != header.block_bytes:
-            raise ImageError("the image's block is shorter than its header says")
+        file.readinto(block)
+        file.seek(0)
+        found = hashlib.sha256(file.read(start))
+    found.update(block)
+    if found.hexdigest() != digest:
+        raise ImageError(f"the image's content is {found.hexdigest()[:12]}…, not {digest[:12]}…")
     return header, block
 
 
@@ -252,9 +258,13 @@ class ImageStore:
             return Path(source)
         target = cache / f"{check_digest(digest)}.safetensors"
         if not target.exists():
+            cache.mkdir(parents=True, exist_ok=True)
             part = target.with_suffix(f".{uuid.uuid4().hex}")
-            self._fs.get_file(source, str(part))
-            part.replace(target)
+            try:
+                self._fs.get_file(source, str(part))
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
         return target
 
     def delete(self, digest: str) -> None:

@@ -1,0 +1,45 @@
+"""Floats in files and in images: F16, BF16 and F32 tensors, and casts that lose the least.
+
+NumPy has no bfloat16: it is held as the `uint16` of its bits. This file knows number formats only.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loraplex.engine.images import ImageDtype
+from loraplex.engine.safetensors_header import Tensor
+
+Floats = npt.NDArray[np.float32]
+Served = npt.NDArray[Any]  # float32, or the bits of bfloat16 as uint16
+
+_STORED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
+
+
+def read_floats(path: Path, tensor: Tensor) -> Floats:
+    """A tensor of a file, widened exactly to float32; raises `OSError` if it cannot be read."""
+    with path.open("rb") as file:
+        file.seek(tensor.start)
+        stored = np.frombuffer(file.read(tensor.size), _STORED[tensor.dtype])
+    return widen(stored).reshape(tensor.shape)
+
+
+def widen(values: Served) -> Floats:
+    """Exactly the same numbers as float32."""
+    if values.dtype == np.uint16:
+        return (values.astype("<u4") << 16).view("<f4")
+    return values.astype("<f4", copy=False)
+
+
+def cast(values: Floats, dtype: ImageDtype) -> Served:
+    """Round to the nearest number of `dtype`, ties to even; numbers of `dtype` keep their bits.
+
+    What is too large becomes infinite.
+    """
+    if dtype == "fp32":
+        return values
+    bits = np.ascontiguousarray(values).view("<u4")
+    rounded: Served = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return rounded.astype("<u2")

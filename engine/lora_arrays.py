@@ -1,0 +1,172 @@
+"""Reads a checked adapter's weights, casts them to the serving dtype and lays them out as an image.
+
+All in NumPy and one linear at a time, so that an upload costs neither Torch's start nor its memory.
+This file knows numbers. It refuses to know configurations and names: `peft_format` has checked.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from loraplex.engine.base_weights import BaseWeights
+from loraplex.engine.float_arrays import Floats, Served, cast, read_floats, widen
+from loraplex.engine.images import PROJECTIONS, BaseManifest, ImageBuilder, ImageDtype, SliceData
+from loraplex.engine.peft_format import LoraModule
+from loraplex.engine.reasons import Findings
+from loraplex.engine.safetensors_header import Tensor
+
+NORM_ROWS = 512  # rows of a base weight that are widened to float64 at a time
+
+_TRAIN_AGAIN = "train again with a lower learning rate, and check the weights before saving"
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """One linear's part of its projection's A and scale, and its slice."""
+
+    a: bytes
+    scale: bytes
+    part: SliceData
+
+
+def write_image(
+    modules: list[LoraModule],
+    weights: Path,
+    base: BaseManifest,
+    out: Path,
+    dtype: ImageDtype,
+    findings: Findings,
+) -> str:
+    """Write the image of `modules` to `out` and return its digest.
+
+    Raises `Rejected` when the weights are not finite in `dtype`; `out` is then left as it was.
+    """
+    compiler = _Compiler(weights, base, dtype, findings)
+    builder = ImageBuilder(base.fingerprint, dtype)
+    for layer in sorted({m.layer for m in modules}):
+        for projection, names in PROJECTIONS.items():
+            found = {m.name: m for m in modules if m.layer == layer and m.name in names}
+            if found:
+                arrays = {name: compiler.arrays(module) for name, module in found.items()}
+                _add(builder, base, layer, projection, arrays)
+    compiler.check_effect(len(modules))
+    findings.raise_if_any()
+    part = out.with_name(f"{out.name}.part")
+    try:
+        digest = builder.finish(part)
+        os.replace(part, out)
+    finally:
+        part.unlink(missing_ok=True)
+    return digest
+
+
+def _add(
+    builder: ImageBuilder,
+    base: BaseManifest,
+    layer: int,
+    projection: str,
+    arrays: dict[str, _Arrays],
+) -> None:
+    """Add one projection; a linear that the adapter leaves alone is a slice of rank 0."""
+    names = PROJECTIONS[projection]
+    present = [arrays[name] for name in names if name in arrays]
+    builder.add(
+        layer,
+        projection,
+        base.modules[names[0]][0],
+        b"".join(x.a for x in present),
+        b"".join(x.scale for x in present),
+        [
+            arrays[name].part if name in arrays else SliceData(0, base.modules[name][1])
+            for name in names
+        ],
+    )
+
+
+class _Compiler:
+    """Turns checked modules into an image's arrays, and notes what is wrong with their numbers."""
+
+    def __init__(
+        self, weights: Path, base: BaseManifest, dtype: ImageDtype, findings: Findings
+    ) -> None:
+        self._weights, self._base, self._dtype, self._findings = weights, base, dtype, findings
+        self._base_weights: BaseWeights | None = None
+        self._idle: list[str] = []
+
+    def arrays(self, module: LoraModule) -> _Arrays:
+        """The module's arrays in the serving dtype; the optional rows are float32."""
+        a, b = self._served(module, "A", module.a), self._served(module, "B", module.b)
+        bias = self._bias(module, module.bias) if module.bias else None
+        wide_a, wide_b = widen(a), widen(b)
+        gain = self._gain(module, module.magnitude, wide_a, wide_b) if module.magnitude else None
+        is_idle = not (wide_a.any() and wide_b.any() and module.scaling)
+        if is_idle and gain is None and (bias is None or not bias.any()):
+            self._idle.append(_path(module))
+        part = SliceData(
+            module.rank,
+            b.shape[0],
+            np.ascontiguousarray(b.T).tobytes(),
+            None if gain is None else gain.tobytes(),
+            None if bias is None else bias.tobytes(),
+        )
+        return _Arrays(a.tobytes(), np.full(module.rank, module.scaling, "<f4").tobytes(), part)
+
+    def check_effect(self, modules: int) -> None:
+        """Warn of linears, or of a whole adapter, that leave the base as it is."""
+        cure = "check that it was saved after training"
+        if len(self._idle) == modules:
+            self._findings.warn("no_effect", "the adapter changes nothing: every B is zero", cure)
+            return
+        for path in self._idle:
+            self._findings.warn("no_effect", f"{path} changes nothing: its B is zero", cure)
+
+    def _served(self, module: LoraModule, part: str, tensor: Tensor) -> Served:
+        values = cast(self._read(module, part, tensor), self._dtype)
+        self._check_finite(module, part, widen(values))
+        return values
+
+    def _bias(self, module: LoraModule, tensor: Tensor) -> Floats:
+        """PEFT scales all that comes out of B, its bias too."""
+        return self._read(module, "bias", tensor) * np.float32(module.scaling)
+
+    def _gain(self, module: LoraModule, tensor: Tensor, a: Floats, b: Floats) -> Floats:
+        """DoRA's `m / ‖W + scaling · B A‖` for each output, of the weights as they are served."""
+        if self._base_weights is None:
+            self._base_weights = BaseWeights(Path(self._base.path))
+        weight = self._base_weights.read(module.layer, module.name)
+        norms = row_norms(weight, a, b, module.scaling)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gain = (self._read(module, "magnitude", tensor) / norms).astype("<f4")
+        self._check_finite(module, "magnitude", gain)
+        return gain
+
+    def _read(self, module: LoraModule, part: str, tensor: Tensor) -> Floats:
+        values = read_floats(self._weights, tensor)
+        self._check_finite(module, part, values)
+        return values
+
+    def _check_finite(self, module: LoraModule, part: str, values: Floats) -> None:
+        if not np.isfinite(values).all():
+            detail = f"{part} of {_path(module)} is not finite in {self._dtype}"
+            self._findings.reject("not_finite", detail, _TRAIN_AGAIN)
+
+
+def row_norms(weight: Floats, a: Floats, b: Floats, scaling: float) -> npt.NDArray[np.float64]:
+    """`‖W + scaling · B A‖` of each row, `[out]`, summed in float64 so that it rounds one way.
+
+    Shapes: `weight` `[out, in]`, `a` `[rank, in]`, `b` `[out, rank]`.
+    """
+    norms = np.empty(len(weight), np.float64)
+    wide_a = a.astype(np.float64) * scaling
+    for start in range(0, len(weight), NORM_ROWS):
+        rows = slice(start, start + NORM_ROWS)
+        merged = weight[rows].astype(np.float64) + b[rows].astype(np.float64) @ wide_a
+        norms[rows] = np.sqrt(np.einsum("oi,oi->o", merged, merged))
+    return norms
+
+
+def _path(module: LoraModule) -> str:
+    return f"{module.name} of layer {module.layer}"

@@ -1,0 +1,131 @@
+"""What residency's tests share: a residency with its store, threads and device in their hands.
+
+Test folders are not on the import path: use `runpy.run_path`.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+from loraplex.engine.images import ImageBuilder, ImageHeader, ImageStore, SliceData
+from loraplex.engine.residency import Residency, State
+
+BASE, OTHER_BASE = "b" * 64, "c" * 64
+KIB = 1024
+
+
+class ManualPool(Executor):
+    """Runs a job when told to, on the caller's thread."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.jobs.append((future, lambda: function(*args, **kwargs)))
+        return future
+
+    def begin(self) -> Callable[[], None] | None:
+        """Take the oldest job that was not cancelled; the returned call ends it."""
+        while self.jobs:
+            future, job = self.jobs.popleft()
+            if future.set_running_or_notify_cancel():
+                return lambda: future.set_result(job())
+        return None
+
+    def run(self) -> bool:
+        end = self.begin()
+        if end:
+            end()
+        return end is not None
+
+
+class Device:
+    """Stands in for the executor: holds what was loaded, and checks what it is told."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, bytearray] = {}
+        self.log: list[str] = []
+        self.faulty: set[str] = set()
+
+    def load(self, digest: str, header: ImageHeader, block: bytearray) -> None:
+        assert digest not in self.images
+        assert header.base == BASE
+        assert len(block) == header.block_bytes
+        if digest in self.faulty:
+            raise RuntimeError("no memory on the device")
+        self.images[digest] = block
+        self.log.append(f"+{digest[:4]}")
+
+    def unload(self, digest: str) -> None:
+        del self.images[digest]
+        self.log.append(f"-{digest[:4]}")
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(block) for block in self.images.values())
+
+
+class House:
+    """A residency with a budget, a store on disk, and everything else in the test's hands."""
+
+    def __init__(self, folder: Path, budget: int) -> None:
+        self.folder, self.budget = folder, budget
+        self.store = ImageStore(str(folder / "store"))
+        self.pool, self.device, self.wakes = ManualPool(), Device(), 0
+        self.residency = Residency(
+            self.store,
+            folder / "cache",
+            BASE,
+            budget,
+            self.device.load,
+            self.device.unload,
+            self.wake,
+            pool=self.pool,
+        )
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def image(self, kib: int, base: str = BASE) -> str:
+        """Put an image with a block of `kib` KiB into the store."""
+        path = self.folder / "image"
+        builder = ImageBuilder(base, "bf16")
+        a = kib * KIB // 2  # bytes of A, as many of B
+        builder.add(
+            0, "o", a // 2, bytes(a), bytes(4), [SliceData(1, (a - 128) // 2, bytes(a - 128))]
+        )
+        digest = builder.finish(path)
+        self.store.put(path, digest)
+        return digest
+
+    def path(self, digest: str) -> Path:
+        return self.store.fetch(digest, self.folder)
+
+    def settle(self) -> None:
+        """Run jobs and poll until nothing more happens."""
+        self.residency.poll()
+        while self.pool.run():
+            self.residency.poll()
+        self.residency.check_integrity()
+
+    def acquire(self, *digests: str) -> None:
+        for digest in digests:
+            self.residency.acquire(digest)
+        self.settle()
+
+    def release(self, *digests: str) -> None:
+        for digest in digests:
+            self.residency.release(digest)
+        self.settle()
+
+    def states(self, *digests: str) -> list[State]:
+        return [self.residency.state(digest) for digest in digests]
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
