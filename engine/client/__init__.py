@@ -1,0 +1,39 @@
+"""The seam between the platform and an engine: `EngineClient`, and the promise each one keeps.
+
+`loraplex.engine.client.local` talks to an engine process on this machine,
+`loraplex.engine.client.fake` is a deterministic stand-in. This package knows messages; it refuses
+to know torch, text and how an engine process is started.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from loraplex.engine.protocol import Event, Generate, Ready, Stats
+
+
+class EngineClient(Protocol):
+    """A way to reach one engine. Every request ends in exactly one terminal event."""
+
+    @property
+    def info(self) -> Ready | None:
+        """Who the engine is; None while none is ready."""
+
+    @property
+    def stats(self) -> Stats:
+        """The engine's last word on what it has done; all zero while none is ready."""
+
+    async def start(self) -> None:
+        """Begin to look for an engine; returns at once."""
+
+    async def close(self) -> None:
+        """Let go of the engine. What is in flight fails with "engine_unavailable"."""
+
+    async def wait_ready(self, timeout: float) -> Ready:  # noqa: ASYNC109  # part of the contract
+        """Wait until an engine is ready, at most `timeout` seconds; raises `TimeoutError`."""
+
+    def generate(self, request: Generate) -> AsyncGenerator[Event, None]:
+        """Run a request: its `Chunk`s, then exactly one `Finished` or `Failed`.
+
+        Closing the generator before the end aborts the request. While no engine is ready the only
+        event is `Failed` with "engine_unavailable"; when the engine dies, with "engine_died".
+        """

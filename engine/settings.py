@@ -1,0 +1,123 @@
+"""The engine's settings: one frozen dataclass, checked when it is made, and its command line flags.
+
+Each field is a flag of the same name; the aliases are the names that vLLM's users know. This file
+knows numbers and their limits; it refuses to know devices and how memory is measured.
+"""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+DTYPES = ("auto", "float32", "bfloat16")
+
+
+class SettingsError(ValueError):
+    """A setting cannot work; the message names it and a value that does."""
+
+
+def _knob(default: Any, kind: type, text: str, *aliases: str, choices: Any = None) -> Any:
+    metadata = {"kind": kind, "help": text, "aliases": aliases, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """All knobs of an engine. Raises `SettingsError` for values that can never work."""
+
+    max_model_len: int | None = _knob(
+        None, int, "tokens of a prompt and its completion together (default: what fits)"
+    )
+    max_num_seqs: int = _knob(64, int, "sequences in one step")
+    max_num_batched_tokens: int = _knob(512, int, "tokens in one step")
+    block_size: int = _knob(16, int, "tokens in a KV block")
+    kv_cache_bytes: int | None = _knob(
+        None, int, "bytes of KV cache (default: from memory_utilization)", "kv_cache_memory_bytes"
+    )
+    memory_utilization: float = _knob(
+        0.5,
+        float,
+        "share of the memory left after loading that KV blocks and images may take",
+        "gpu_memory_utilization",
+    )
+    dtype: str = _knob("auto", str, "dtype of the computation", choices=DTYPES)
+    threads: int | None = _knob(None, int, "CPU threads (default: one a core)")
+    max_waiting: int = _knob(1024, int, "requests that may wait; more are refused as overloaded")
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_waiting"):
+            self._at_least(name, 1)
+        for name, least in (("max_model_len", 2), ("kv_cache_bytes", 1), ("threads", 1)):
+            if getattr(self, name) is not None:
+                self._at_least(name, least)
+        if not 0 < self.memory_utilization <= 1:
+            raise SettingsError(
+                f"memory_utilization is {self.memory_utilization}; give a share such as 0.5"
+            )
+        if self.dtype not in DTYPES:
+            raise SettingsError(f"dtype is {self.dtype!r}; give one of {', '.join(DTYPES)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SettingsError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, but max_num_seqs"
+                f" {self.max_num_seqs} needs a token for each: give at least {self.max_num_seqs}"
+            )
+
+    def memory_shares(self, available_bytes: int) -> tuple[int, int]:
+        """Split what is left after loading into bytes for KV blocks and bytes for images.
+
+        A quarter of the share goes to images; an explicit `kv_cache_bytes` is taken as it is.
+        """
+        share = int(available_bytes * self.memory_utilization)
+        images = share // 4
+        kv_bytes = share - images if self.kv_cache_bytes is None else self.kv_cache_bytes
+        return kv_bytes, images
+
+    def fit_model_len(self, base_len: int, capacity_tokens: int) -> int:
+        """The tokens a sequence may have: what was asked for, or else what base and cache allow.
+
+        Raises `SettingsError` when what was asked for is more than either can hold.
+        """
+        limit = min(base_len, capacity_tokens)
+        if limit < 2:
+            raise SettingsError(
+                f"the KV cache holds {capacity_tokens} tokens, too few for any request:"
+                " raise kv_cache_bytes or memory_utilization"
+            )
+        if self.max_model_len is None:
+            return limit
+        if self.max_model_len > base_len:
+            raise SettingsError(
+                f"max_model_len is {self.max_model_len}, but the base was made for {base_len}"
+                f" tokens: give at most {base_len}"
+            )
+        if self.max_model_len > capacity_tokens:
+            raise SettingsError(
+                f"max_model_len is {self.max_model_len}, but the KV cache holds {capacity_tokens}"
+                f" tokens: give at most {capacity_tokens}, or raise kv_cache_bytes"
+            )
+        return self.max_model_len
+
+    def _at_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value < least:
+            raise SettingsError(f"{name} is {value}; give at least {least}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` a flag for each setting, under its own name and its aliases."""
+    for field in dataclasses.fields(EngineSettings):
+        names = (field.name, *field.metadata["aliases"])
+        parser.add_argument(
+            *(f"--{name.replace('_', '-')}" for name in names),
+            dest=field.name,
+            type=field.metadata["kind"],
+            default=field.default,
+            choices=field.metadata["choices"],
+            help=field.metadata["help"],
+        )
+
+
+def from_arguments(arguments: argparse.Namespace) -> EngineSettings:
+    """The settings in parsed `arguments`; raises `SettingsError`."""
+    names = [field.name for field in dataclasses.fields(EngineSettings)]
+    return EngineSettings(**{name: getattr(arguments, name) for name in names})

@@ -1,0 +1,58 @@
+"""What tests of the engine share: the base without a model in `stand_in.py`."""
+
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> ModuleType:
+    """The module `stand_in.py`; test folders are not on the import path."""
+    name = "engine_stand_in"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, STAND_IN)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def stand_in_file() -> Path:
+    return STAND_IN
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """A ZeroMQ endpoint whose path is short enough for a unix socket."""
+    with tempfile.TemporaryDirectory(prefix="lpx") as folder:
+        yield f"ipc://{folder}/e"
+
+
+@pytest.fixture
+def rig(stand_in: ModuleType) -> Callable[..., Any]:
+    """Makes a `Rig`: an engine in the hands of a test, without a process."""
+    return stand_in.Rig
+
+
+@pytest.fixture
+def served(stand_in: ModuleType, endpoint: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts a `Served` at `endpoint`; its options are those of `Worker`."""
+    started = []
+
+    def start(**options: Any) -> Any:
+        started.append(stand_in.Served(endpoint, tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+        one.engine.check_integrity()

@@ -1,0 +1,261 @@
+"""The sampler against plain maths, one rule at a time and all together, and in any batch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loraplex.engine import sampler
+from loraplex.engine.protocol import Generate, Sampling
+from loraplex.engine.sampler import WINDOW, sample, uniform
+from loraplex.engine.sequence import Sequence, from_request
+
+VOCABULARY = 700  # more than the window, so that both ways to find a floor are taken
+
+
+def sequence(
+    sampling: Sampling, prompt: tuple[int, ...] = (1,), generated: tuple[int, ...] = ()
+) -> Sequence:
+    made = from_request(Generate("r", prompt, sampling), now=0.0)
+    made.token_ids += generated
+    return made
+
+
+def choose(row: np.ndarray, sampling: Sampling, **tokens: tuple[int, ...]) -> int:
+    (choice,) = sample(torch.from_numpy(row)[None], [sequence(sampling, **tokens)])
+    assert choice is not None
+    return choice.token_id
+
+
+def noise(seed: int, *, spread: float = 3.0, rows: int | None = None) -> np.ndarray:
+    shape = (VOCABULARY,) if rows is None else (rows, VOCABULARY)
+    return (np.random.default_rng(seed).standard_normal(shape) * spread).astype(np.float32)
+
+
+def reference_logits(row: np.ndarray, owner: Sequence) -> np.ndarray:
+    """Penalties and biases, a token at a time."""
+    s, adjusted = owner.sampling, row.astype(np.float64)
+    generated = owner.token_ids[owner.prompt_len :]
+    for token in set(owner.token_ids):
+        factor = s.repetition_penalty
+        adjusted[token] = (
+            adjusted[token] / factor if adjusted[token] > 0 else adjusted[token] * factor
+        )
+    for token in generated:
+        adjusted[token] -= s.frequency_penalty
+    for token in set(generated):
+        adjusted[token] -= s.presence_penalty
+    for token, bias in s.logit_bias:
+        adjusted[token] += bias
+    return adjusted
+
+
+def reference_distribution(row: np.ndarray, owner: Sequence) -> np.ndarray:
+    """The probabilities that a token is drawn with, by the textbook."""
+    s = owner.sampling
+    scaled = reference_logits(row, owner) / s.temperature
+    p = np.exp(scaled - scaled.max())
+    p /= p.sum()
+    if s.top_k:
+        p[p < np.sort(p)[::-1][min(s.top_k, len(p)) - 1]] = 0
+        p /= p.sum()
+    if s.top_p < 1:
+        ordered = np.sort(p)[::-1]
+        last = int(np.argmax(np.cumsum(ordered) >= s.top_p))
+        p[p < ordered[last]] = 0
+        p /= p.sum()
+    p[p < s.min_p * p.max()] = 0
+    return p / p.sum()
+
+
+def reference_token(row: np.ndarray, owner: Sequence) -> tuple[int, float]:
+    """The token that the reference draws, and how far the draw was from another one."""
+    cumulative = np.cumsum(reference_distribution(row, owner))
+    u = uniform(owner.sampling.seed, owner.generated)
+    return int(np.searchsorted(cumulative, u, side="right")), float(np.abs(cumulative - u).min())
+
+
+SAMPLINGS = st.builds(
+    Sampling,
+    max_tokens=st.just(8),
+    temperature=st.floats(0.2, 3.0),
+    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.01]),
+    top_k=st.sampled_from([0, 1, 2, 5, WINDOW, WINDOW + 1, VOCABULARY, VOCABULARY * 2]),
+    min_p=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+    presence_penalty=st.sampled_from([0.0, 1.5, -1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.7, -0.7]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    logit_bias=st.sampled_from([(), ((5, 4.0), (6, -100.0))]),
+    seed=st.integers(-(2**63), 2**64 - 1),
+)
+TOKENS = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12).map(tuple)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SAMPLINGS, TOKENS, TOKENS, st.integers(0, 50), st.sampled_from([0.3, 3.0]))
+def test_draws_what_the_reference_draws(
+    sampling: Sampling,
+    prompt: tuple[int, ...],
+    generated: tuple[int, ...],
+    seed: int,
+    spread: float,
+) -> None:
+    row, owner = noise(seed, spread=spread), sequence(sampling, prompt, generated)
+    expected, margin = reference_token(row, owner)
+    token = choose(row, sampling, prompt=prompt, generated=generated)
+    if margin > 1e-5:  # else float32 and float64 may rightly differ
+        assert token == expected
+    else:
+        assert reference_distribution(row, owner)[token] > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6])
+def test_greedy_is_the_argmax_after_penalties(temperature: float) -> None:
+    row = noise(1)
+    best, second = np.argsort(row)[::-1][:2]
+    greedy = Sampling(8, temperature)
+    assert choose(row, greedy) == best
+    banned = Sampling(8, temperature, logit_bias=((int(best), -100.0),))
+    assert choose(row, banned) == second
+    tired = Sampling(8, temperature, frequency_penalty=2.0)
+    assert choose(row, tired, generated=(int(best),) * 9) == second
+    assert choose(row, tired, prompt=(int(best),) * 9) == best
+
+
+def test_repetition_penalty_looks_at_the_prompt_and_presence_does_not() -> None:
+    row = np.zeros(VOCABULARY, np.float32)
+    row[3], row[4] = 2.0, 1.9
+    assert choose(row, Sampling(8, 0.0, repetition_penalty=1.5), prompt=(3,)) == 4
+    assert choose(row, Sampling(8, 0.0, presence_penalty=1.0), prompt=(3,)) == 3
+    assert choose(row, Sampling(8, 0.0, presence_penalty=1.0), generated=(3,)) == 4
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(8),
+        Sampling(8, temperature=0.7),
+        Sampling(8, temperature=1.5, top_p=0.8),
+        Sampling(8, top_k=4),
+        Sampling(8, top_k=6, top_p=0.7),
+        Sampling(8, min_p=0.2),
+    ],
+    ids=["plain", "cool", "top_p", "top_k", "top_k and top_p", "min_p"],
+)
+def test_frequencies_are_those_of_the_distribution(sampling: Sampling) -> None:
+    """Pearson's χ² of 2000 draws, one a seed; the bound is passed by chance once in 10⁴."""
+    draws, row = 2000, noise(2, spread=2.0)[:12].copy()
+    owners = [
+        sequence(Sampling(8, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p,
+                          seed=seed))
+        for seed in range(draws)
+    ]  # fmt: skip
+    logits = torch.from_numpy(row).expand(draws, -1)
+    counts = np.bincount([c.token_id for c in sample(logits, owners) if c], minlength=len(row))
+    expected = reference_distribution(row, owners[0]) * draws
+    assert counts.sum() == draws
+    assert (counts[expected == 0] == 0).all()
+    kept = expected > 0
+    chi2 = float((((counts - expected) ** 2)[kept] / expected[kept]).sum())
+    freedom = int(kept.sum()) - 1
+    bound = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert chi2 < bound
+
+
+def test_a_seed_gives_the_same_text_and_another_seed_another() -> None:
+    rows = noise(3, rows=32, spread=1.0)
+
+    def text(seed: int) -> list[int]:
+        tokens: tuple[int, ...] = ()
+        for row in rows:
+            tokens += (choose(row, Sampling(64, seed=seed), generated=tokens),)
+        return list(tokens)
+
+    assert text(7) == text(7)
+    assert text(7) != text(8)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    text(7)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_uniform_is_uniform_over_seeds_and_over_positions() -> None:
+    for values in ([uniform(s, 0) for s in range(4000)], [uniform(0, p) for p in range(4000)]):
+        assert min(values) >= 0 and max(values) < 1
+        assert abs(np.mean(values) - 0.5) < 0.02
+        assert np.histogram(values, 10, (0, 1))[0].min() > 320
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(SAMPLINGS, TOKENS, st.booleans()), min_size=2, max_size=9), st.data())
+def test_a_row_does_not_know_its_neighbours(
+    asked: list[tuple[Sampling, tuple[int, ...], bool]], data: st.DataObject
+) -> None:
+    logits = torch.from_numpy(noise(len(asked), rows=len(asked)))
+    owners = []
+    for sampling, generated, greedy in asked:
+        temperature = 0.0 if greedy else sampling.temperature
+        changed = Sampling(8, temperature, *list_fields(sampling)[2:-1], 5)
+        owners.append(sequence(changed, generated=generated))
+    together = sample(logits, owners)
+    order = data.draw(st.permutations(range(len(owners))))
+    shuffled = sample(logits[order], [owners[i] for i in order])
+    for position, i in enumerate(order):
+        assert shuffled[position] == together[i]
+        assert sample(logits[i : i + 1], [owners[i]]) == [together[i]]
+
+
+def list_fields(sampling: Sampling) -> list[object]:
+    return [getattr(sampling, name) for name in sampling.__struct_fields__]
+
+
+def test_logits_are_left_as_they_were() -> None:
+    logits = torch.from_numpy(noise(4, rows=2))
+    before = logits.clone()
+    heavy = Sampling(8, 0.5, top_p=0.5, frequency_penalty=1.0, logit_bias=((1, 3.0),))
+    sample(logits, [sequence(heavy, generated=(2, 2)), sequence(Sampling(8, 0.0))])
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_logprobs_are_those_of_the_model(count: int) -> None:
+    row = noise(5)
+    sampling = Sampling(8, 0.3, top_k=2, logit_bias=((9, 50.0),), logprobs=count)
+    (choice,) = sample(torch.from_numpy(row)[None], [sequence(sampling)])
+    expected = row.astype(np.float64) - np.log(np.exp(row.astype(np.float64)).sum())
+    assert choice is not None and choice.logprob is not None
+    assert choice.token_id == choice.logprob.token_id == 9
+    assert choice.logprob.logprob == pytest.approx(expected[9], abs=1e-5)
+    likeliest = np.argsort(row)[::-1][:count].tolist()
+    assert [token for token, _ in choice.logprob.top] == likeliest
+    assert [value for _, value in choice.logprob.top] == pytest.approx(
+        expected[likeliest], abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_has_no_choice_and_harms_nobody(bad: float) -> None:
+    logits = torch.from_numpy(noise(6, rows=3))
+    alone = sample(logits[::2], [sequence(Sampling(8)), sequence(Sampling(8))])
+    logits[1, 17] = bad
+    choices = sample(logits, [sequence(Sampling(8)) for _ in range(3)])
+    assert choices[1] is None
+    assert choices[::2] == alone
+
+
+def test_a_token_without_probability_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = np.zeros(VOCABULARY, np.float32)
+    row[9] = 5.0
+    monkeypatch.setattr(sampler, "uniform", lambda seed, position: 0.0)
+    assert choose(row, Sampling(8, top_k=1)) == 9
+    monkeypatch.setattr(sampler, "uniform", lambda seed, position: 1 - 2.0**-53)
+    assert choose(row, Sampling(8, top_k=1)) == 9
+
+
+def test_extreme_temperatures_are_finite() -> None:
+    row = noise(7, spread=50.0)
+    assert choose(row, Sampling(8, temperature=1.1e-5)) == int(row.argmax())
+    assert 0 <= choose(row, Sampling(8, temperature=1e30)) < VOCABULARY
