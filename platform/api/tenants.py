@@ -1,0 +1,67 @@
+"""/v1/tenants: the operator's view of tenants and their limits."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from loraplex.platform.api.auth import operator
+from loraplex.platform.api.context import Ctx
+from loraplex.platform.api.schemas import (
+    After,
+    Listed,
+    PageSize,
+    TenantChange,
+    TenantIn,
+    TenantOut,
+    listed,
+)
+from loraplex.platform.keys import Principal
+from loraplex.platform.tenants import (
+    TenantLimits,
+    create_tenant,
+    get_tenant,
+    list_tenants,
+    set_limits,
+    set_suspended,
+)
+
+router = APIRouter(prefix="/v1/tenants", tags=["tenants"])
+Operating = Annotated[Principal, Depends(operator)]
+
+
+@router.post("", status_code=201)
+async def create(_: Operating, ctx: Ctx, body: TenantIn) -> TenantOut:
+    """Make a tenant."""
+    limits = TenantLimits(**body.model_dump(exclude={"name"}))
+    async with ctx.db.session(None) as session:
+        return TenantOut.of(await create_tenant(session, body.name, limits))
+
+
+@router.get("")
+async def list_all(
+    _: Operating, ctx: Ctx, after: After = None, limit: PageSize = 100
+) -> Listed[TenantOut]:
+    """Tenants in the order they were made."""
+    async with ctx.db.read(None) as session:
+        page = await list_tenants(session, after=after, limit=limit)
+    return listed(page, [TenantOut.of(tenant) for tenant in page.items])
+
+
+@router.get("/{tenant_id}")
+async def get_one(_: Operating, ctx: Ctx, tenant_id: str) -> TenantOut:
+    """One tenant."""
+    async with ctx.db.read(None) as session:
+        return TenantOut.of(await get_tenant(session, tenant_id))
+
+
+@router.patch("/{tenant_id}")
+async def change(_: Operating, ctx: Ctx, tenant_id: str, body: TenantChange) -> TenantOut:
+    """Change the limits that are given, and suspend or resume the tenant."""
+    given = body.model_dump(exclude_unset=True, exclude={"suspended"})
+    async with ctx.db.session(None) as session:
+        tenant = await get_tenant(session, tenant_id)
+        limits = TenantLimits(**(vars(TenantLimits.of(tenant)) | given))
+        tenant = await set_limits(session, tenant_id, limits)
+        if body.suspended is not None:
+            tenant = await set_suspended(session, tenant_id, body.suspended)
+        return TenantOut.of(tenant)

@@ -1,0 +1,150 @@
+"""What Prometheus is told: HTTP requests, generations, and the engine's own counts.
+
+Names follow vLLM's where they mean the same, with the prefix `loraplex_`. Labels come from small
+fixed sets (methods, route templates, statuses, kinds of limits): no key, tenant or adapter is in
+one. Each `Metrics` has a registry of its own, so that two apps in one process do not mix.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from loraplex.engine.client import EngineClient
+from loraplex.engine.protocol import ROW_BUCKETS, Stats
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """Counters of one app, and a view of its engine's statistics."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "loraplex_http_requests",
+            "HTTP requests by route template and status; 499: the caller left first.",
+            ("method", "route", "status"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "loraplex_http_request_seconds",
+            "Seconds from a request's first byte to its answer's last.",
+            ("route",),
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self._limited = Counter(
+            "loraplex_limited_requests",
+            "Requests refused by a tenant's limit, by kind of limit.",
+            ("kind",),
+            registry=self._registry,
+        )
+        self._first_token = Histogram(
+            "loraplex_time_to_first_token_seconds",
+            "Seconds from admission to a generation's first token.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self._registry.register(EngineCollector(engine))
+
+    def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one HTTP request; `route` is a template, not a path."""
+        known = method if method in METHODS else "other"
+        self._requests.labels(known, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def count_limited(self, kind: str) -> None:
+        """Count a 429."""
+        self._limited.labels(kind).inc()
+
+    def observe_first_token(self, seconds: float) -> None:
+        """Note how long a generation took to its first token."""
+        self._first_token.observe(seconds)
+
+    def exposition(self) -> bytes:
+        """All metrics, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class EngineCollector(Collector):
+    """Reads the engine's last `Stats` whenever Prometheus asks."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    def describe(self) -> Iterable[Metric]:
+        """Names are taken from `collect`, since no engine need be up for it."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """Gauges of the moment, counters and histograms since the engine started."""
+        stats = self._engine.stats
+        up = self._engine.info is not None
+        yield GaugeMetricFamily("loraplex_engine_up", "1 while an engine is ready.", float(up))
+        for name, text, gauge in _gauges(stats):
+            yield GaugeMetricFamily(f"loraplex_{name}", text, gauge)
+        for name, text, count in _counters(stats):
+            yield CounterMetricFamily(f"loraplex_{name}", text, count)
+        yield from _histograms(stats)
+
+
+def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
+    used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+    return [
+        ("num_requests_running", "Requests in the engine's batch.", stats.running),
+        ("num_requests_waiting", "Requests waiting for room in the batch.", stats.waiting),
+        ("num_requests_loading", "Requests waiting for their adapter's image.", stats.loading),
+        ("kv_cache_usage_perc", "Share of KV-cache blocks in use, 0 to 1.", used),
+        ("images_resident", "Adapter images in the engine's memory.", stats.images_resident),
+        ("image_bytes", "Bytes of those images.", stats.image_bytes),
+        ("image_budget_bytes", "Bytes that images may take.", stats.image_budget_bytes),
+        ("step_sequences_max", "Most sequences in one step.", stats.sequences_per_step_max),
+        ("step_adapters_max", "Most distinct adapters in one step.", stats.adapters_per_step_max),
+    ]
+
+
+def _counters(stats: Stats) -> list[tuple[str, str, float]]:
+    return [
+        ("engine_steps", "Steps of the engine.", stats.steps),
+        ("prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens),
+        ("generation_tokens", "Tokens generated.", stats.generated_tokens),
+        (
+            "num_preemptions",
+            "Times a running request had to give up its blocks.",
+            stats.preemptions,
+        ),
+    ]
+
+
+def _histograms(stats: Stats) -> Iterator[Metric]:
+    yield HistogramMetricFamily(
+        "loraplex_iteration_tokens_total",
+        "Rows (tokens) in a step.",
+        buckets=_cumulative([str(bound) for bound in ROW_BUCKETS], stats.rows_per_step),
+        sum_value=stats.rows_total,
+    )
+    adapters = stats.adapters_per_step
+    yield HistogramMetricFamily(
+        "loraplex_step_adapters",
+        "Distinct adapters in a step; in the sum, 16 and more count as 16.",
+        buckets=_cumulative([str(i) for i in range(max(len(adapters) - 1, 0))], adapters),
+        sum_value=sum(i * count for i, count in enumerate(adapters)),
+    )
+
+
+def _cumulative(bounds: list[str], counts: tuple[int, ...]) -> list[tuple[str, float]]:
+    """Counts of single buckets as Prometheus wants them: each with all below it, then +Inf."""
+    total, buckets = 0, []
+    for bound, count in zip(bounds, counts, strict=False):
+        total += count
+        buckets.append((bound, float(total)))
+    return [*buckets, ("+Inf", float(sum(counts)))]

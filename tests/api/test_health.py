@@ -1,0 +1,159 @@
+"""Health, metrics, the first page, and the description of all routes."""
+
+import anyio
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from loraplex.engine.client.fake import FakeEngine
+from loraplex.engine.protocol import ADAPTER_BUCKETS, ROW_BUCKETS, Stats
+from loraplex.platform.api.health import CHECKS
+from loraplex.platform.metrics import Metrics
+from loraplex.platform.tenants import TenantLimits
+from loraplex.web.pages import Welcome, render_welcome
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_process_is_healthy_whatever_is_down(world):
+    world.engine.die()
+    async with world.client(None) as client:
+        assert (await client.get("/healthz")).json() == {"status": "ok"}
+
+
+async def test_readiness_names_each_part(world):
+    async with world.client(None) as client:
+        ready = await client.get("/readyz")
+        world.engine.die()
+        down = await client.get("/readyz")
+    assert ready.status_code == 200
+    assert ready.json() == {
+        "status": "ready",
+        "parts": {"database": "ok", "redis": "ok", "engine": "ok"},
+    }
+    assert down.status_code == 503
+    assert down.json()["parts"] == {"database": "ok", "redis": "ok", "engine": "down"}
+
+
+async def test_a_part_that_does_not_answer_is_down(world, monkeypatch):
+    async def hang(_: object) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr("loraplex.platform.api.health.CHECK_S", 0.05)
+    monkeypatch.setitem(CHECKS, "redis", hang)
+    async with world.client(None) as client:
+        answer = await client.get("/readyz")
+    assert answer.json()["parts"]["redis"] == "down"
+
+
+def samples(text):
+    """Samples of an exposition by name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_requests_are_counted_by_template_and_status(world):
+    async with world.client("acme") as client:
+        await client.post("/v1/completions", json={"model": "tiny-base", "prompt": "a"})
+        await client.get("/v1/adapters/nobody")
+        await client.get("/v1/adapters/somebody")
+        await client.get("/nothing/here")
+        await client.request("BREW", "/v1/models")
+    async with world.client(None) as client:
+        text = (await client.get("/metrics")).text
+    found = samples(text)
+
+    def count(method, route, status):
+        labels = (("method", method), ("route", route), ("status", status))
+        return found.get(("loraplex_http_requests_total", labels))
+
+    assert count("POST", "/v1/completions", "200") == 1
+    assert count("GET", "/v1/adapters/{name}", "404") == 2
+    assert count("GET", "unmatched", "404") == 1
+    assert count("other", "/v1/models", "405") == 1
+    assert found[("loraplex_num_requests_running", ())] == 0
+    assert found[("loraplex_engine_up", ())] == 1
+    assert "acme" not in text
+    assert "nobody" not in text
+
+
+async def test_refusals_are_counted_by_the_kind_of_limit(world):
+    await world.add_tenant("slow", TenantLimits(requests_per_minute=1))
+    async with world.client("slow") as client:
+        for _ in range(3):
+            await client.post("/v1/completions", json={"model": "tiny-base", "prompt": "a"})
+        found = samples((await client.get("/metrics", headers={"authorization": ""})).text)
+    assert found[("loraplex_limited_requests_total", (("kind", "requests"),))] == 2
+
+
+def test_engine_statistics_have_vllms_names_and_add_up():
+    class Engine(FakeEngine):
+        stats = Stats(
+            steps=6,
+            running=3,
+            waiting=2,
+            kv_blocks_used=5,
+            kv_blocks_total=20,
+            rows_total=900,
+            rows_per_step=(1, 2, *(0,) * (len(ROW_BUCKETS) - 2), 3),
+            adapters_per_step=(2, 0, 3, *(0,) * (ADAPTER_BUCKETS - 4), 1),
+        )
+
+    found = samples(Metrics(Engine()).exposition().decode())
+
+    def bucket(name, bound):
+        return found[(f"loraplex_{name}_bucket", (("le", bound),))]
+
+    assert found[("loraplex_num_requests_running", ())] == 3
+    assert found[("loraplex_num_requests_waiting", ())] == 2
+    assert found[("loraplex_kv_cache_usage_perc", ())] == 0.25
+    assert [bucket("iteration_tokens_total", b) for b in ("1", "2", "2048", "+Inf")] == [1, 3, 3, 6]
+    assert found[("loraplex_iteration_tokens_total_sum", ())] == 900
+    assert [bucket("step_adapters", b) for b in ("0", "1", "2", "15", "+Inf")] == [2, 2, 5, 5, 6]
+    assert found[("loraplex_step_adapters_sum", ())] == 2 * 3 + 16
+
+
+async def test_metrics_are_for_this_machine_and_for_operators(world):
+    async with world.client(None) as client:
+        assert (await client.get("/metrics")).status_code == 200
+        proxied = {"x-forwarded-for": "203.0.113.9"}
+        assert (await client.get("/metrics", headers=proxied)).status_code == 401
+    for key, status in (("acme", 403), ("operator", 200)):
+        async with world.client(key) as client:
+            assert (await client.get("/metrics")).status_code == status
+
+
+async def test_the_first_page_says_what_this_is_and_runs_nothing(world):
+    async with world.client(None) as client:
+        page = await client.get("/")
+        style = await client.get("/static/loraplex.css")
+        world.engine.die()
+        starting = await client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "tiny-base" in page.text
+    assert "curl http://localhost/v1/chat/completions" in page.text
+    assert "ready on cpu" in page.text
+    assert "starting" in starting.text
+    assert "<script" not in page.text
+    assert "style=" not in page.text
+    assert style.headers["content-type"].startswith("text/css")
+
+
+def test_a_page_escapes_what_it_shows():
+    page = render_welcome(Welcome("1", "<script>x</script>", 'http://"', 10, None))
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+async def test_the_routes_are_described(world):
+    async with world.client(None) as client:
+        described = (await client.get("/openapi.json")).json()
+    chat = described["paths"]["/v1/chat/completions"]["post"]
+    assert {"HTTPBearer": []} in chat["security"]
+    upload = described["paths"]["/v1/adapters"]["post"]["requestBody"]["content"]
+    parts = upload["multipart/form-data"]["schema"]["properties"]
+    assert set(parts) == {"name", "adapter_config", "adapter_model", "archive"}
+    schema = described["components"]["schemas"]["ChatRequest"]["properties"]
+    assert schema["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
