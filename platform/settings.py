@@ -43,6 +43,10 @@ class Settings(BaseSettings):
     ] = Path("data")
     host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0: any.")] = 8000
+    allowed_hosts: Annotated[
+        str | None,
+        Field(description="Host names to answer to besides that address, by commas; `*`: any."),
+    ] = None
     model: Annotated[
         str | None,
         Field(description="Base model: a Hugging Face id, a directory or a `.gguf` file."),

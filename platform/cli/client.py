@@ -1,0 +1,145 @@
+"""What the commands share: whom to ask, with which key, and how answers and errors are shown.
+
+Knows the REST API's address, its error body and its lists; refuses to know tables and queries. It
+imports HTTP only when a command runs, so that `--help` is quick.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from loraplex.platform import credentials
+
+if TYPE_CHECKING:
+    import httpx
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", envvar="LORAPLEX_URL", help="Where the platform answers.", metavar="URL"),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        envvar="LORAPLEX_API_KEY",
+        help="The key to act with; by default the one kept in the data directory.",
+        metavar="KEY",
+        show_default=False,
+    ),
+]
+DataDir = Annotated[
+    Path,
+    typer.Option("--data-dir", envvar="LORAPLEX_DATA_DIR", help="Where `serve` keeps its data."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+DEFAULT_DATA_DIR = Path("data")
+DEFAULT_URL = "http://127.0.0.1:8000"
+TIMEOUT_S = 30.0
+UPLOAD_TIMEOUT_S = 600.0  # an upload is answered once it is compiled
+Row = Mapping[str, Any]
+
+
+class Role(Enum):
+    """Whose key of the data directory a command acts with when it is given none."""
+
+    TENANT = "tenant"
+    OPERATOR = "operator"
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """End the command with one message on standard error."""
+    typer.secho(message, fg=typer.colors.RED, err=True)
+    raise typer.Exit(code)
+
+
+class Api:
+    """The platform's REST API under one key; every error ends the command with its message."""
+
+    def __init__(self, client: "httpx.Client") -> None:
+        self._client = client
+
+    def call(self, method: str, path: str, **options: Any) -> Any:
+        """Send one request and return the decoded answer, None for an empty one."""
+        import httpx
+
+        try:
+            response = self._client.request(method, path, **options)
+        except httpx.ConnectError:
+            fail(f"Nothing answers at {self._client.base_url}; start it with `loraplex serve`.")
+        except httpx.HTTPError as error:
+            fail(f"The request to {self._client.base_url} failed: {error}")
+        if response.is_error:
+            fail(_error_message(response))
+        return response.json() if response.content else None
+
+    def list(self, path: str, **params: Any) -> list[Row]:
+        """Return every row of a list, page by page."""
+        rows: list[Row] = []
+        more = True
+        while more:
+            page = self.call("GET", path, params=params)
+            rows += page["data"]
+            more = page.get("has_more", False) and bool(page["data"])
+            params["after"] = page.get("last_id")
+        return rows
+
+
+def connect(url: str | None, api_key: str | None, data_dir: Path, role: Role) -> Api:
+    """Return a client that acts with `api_key`, else with the role's key of the data directory."""
+    import httpx
+
+    kept = credentials.read(data_dir)
+    if api_key is None and kept is not None:
+        api_key = kept.api_key if role is Role.TENANT else kept.operator_key
+    if api_key is None:
+        fail(
+            f"No API key: {data_dir / credentials.FILE_NAME} is not there. "
+            "Set LORAPLEX_API_KEY, or give --data-dir."
+        )
+    base = url or (kept.url if kept else DEFAULT_URL)
+    headers = {"Authorization": f"Bearer {api_key}"}
+    return Api(httpx.Client(base_url=base.removesuffix("/v1"), headers=headers, timeout=TIMEOUT_S))
+
+
+def _error_message(response: "httpx.Response") -> str:
+    try:
+        error = response.json()["error"]
+        reasons = error.get("reasons") or []
+        lines = [f"- {reason['message']}" for reason in reasons] or [error["message"]]
+        return "\n".join(lines)
+    except (ValueError, KeyError, TypeError):
+        return f"The server answered {response.status_code} without saying why."
+
+
+def show(value: Any, as_json: bool, columns: Sequence[str] = ()) -> None:
+    """Print one object or a list of them: as JSON, or as a table of the columns."""
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(value, indent=2))
+        return
+    rows = [[_cell(name, row.get(name)) for name in columns] for row in _listed(value)]
+    table = [[name.replace("_", " ") for name in columns], *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        padded = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(padded).rstrip())
+
+
+def _listed(value: Any) -> list[Row]:
+    return value if isinstance(value, list) else [value]
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if column.endswith("_at"):
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M}Z"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)

@@ -1,0 +1,236 @@
+"""Looks at this machine and this installation: what is there, what is wrong, how to mend it.
+
+Knows where each part would be found. It changes nothing, starts nothing that stays, and refuses
+to import the model libraries: their versions are read from their metadata.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from sqlalchemy import URL, text
+
+from loraplex.engine.client.local import LocalEngine
+from loraplex.platform import boot
+from loraplex.platform.db.session import Database
+from loraplex.platform.embedded_redis import RedisStartError, find_program
+from loraplex.platform.errors import LimiterDown
+from loraplex.platform.limits import Limiter, connect
+from loraplex.platform.settings import Settings
+from loraplex.platform.sockets import socket_path
+
+State = Literal["ok", "warning", "wrong"]
+GIB = 1 << 30
+LOW_DISK, LOW_MEMORY = 2 * GIB, 1 * GIB
+ANSWER_S = 3.0
+CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One look: `mend` says what to do where it is not ok."""
+
+    what: str
+    state: State
+    found: str
+    mend: str = ""
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Return all findings, in the order in which a start would meet them."""
+    served = boot.is_served(settings)
+    return [
+        *(look() for look in (_python, _torch, _processor, _gpu, _memory, _compiler)),
+        _data_dir(settings),
+        _disk(settings),
+        await _database(settings),
+        await _redis(settings),
+        _model(settings),
+        _port(settings, served),
+        await _engine(settings, served),
+    ]
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} at {sys.executable}"
+    return Finding("Python", "ok", f"{found}, Loraplex {metadata.version('loraplex')}")
+
+
+def _torch() -> Finding:
+    try:
+        return Finding("torch", "ok", metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        mend = "pip install -c constraints.txt torch, or run `make serve`, which installs it."
+        return Finding("torch", "wrong", "not installed", mend)
+
+
+def _processor() -> Finding:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    facts = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
+    flags = {*facts.get("flags", facts.get("Features", "")).split()}
+    features = " ".join(name for name in CPU_FEATURES if name in flags)
+    name = facts.get("model name", platform.machine())
+    return Finding(
+        "processor", "ok", f"{name}, {os.cpu_count()} cores, {features or 'no SIMD known'}"
+    )
+
+
+def _gpu() -> Finding:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Finding("GPU", "ok", "none found; the engine runs on the processor")
+    lines = _output(program, "--query-gpu=name,memory.total", "--format=csv,noheader")
+    return Finding("GPU", "ok", "; ".join(lines) or "none that nvidia-smi can see")
+
+
+def _memory() -> Finding:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return Finding("memory", "ok", "not known on this system")
+    sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+    total, free = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
+    found = f"{free / GIB:.1f} GiB available of {total / GIB:.1f}"
+    if free < LOW_MEMORY:
+        return Finding("memory", "warning", found, "End other programs, or choose a smaller model.")
+    return Finding("memory", "ok", found)
+
+
+def _compiler() -> Finding:
+    program = shutil.which("g++")
+    if program is None:
+        mend = "Install g++ (on Debian: apt-get install g++); without it reference kernels run."
+        return Finding("compiler", "warning", "no g++ found", mend)
+    return Finding("compiler", "ok", (_output(program, "--version") or [program])[0])
+
+
+def _data_dir(settings: Settings) -> Finding:
+    folder = settings.data_dir.expanduser().absolute()
+    if not folder.exists():
+        parent = next(path for path in folder.parents if path.exists())
+        if os.access(parent, os.W_OK):
+            return Finding("data directory", "ok", f"{folder}, made at the first start")
+    elif os.access(folder, os.W_OK | os.X_OK):
+        return Finding("data directory", "ok", str(folder))
+    mend = "Mend its owner and mode, or choose another with LORAPLEX_DATA_DIR."
+    return Finding("data directory", "wrong", f"{folder} cannot be written", mend)
+
+
+def _disk(settings: Settings) -> Finding:
+    folder = settings.data_dir.expanduser().absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{free / GIB:.1f} GiB free"
+    if free < LOW_DISK:
+        return Finding("disk", "warning", found, "Free some space: models and images need it.")
+    return Finding("disk", "ok", found)
+
+
+async def _database(settings: Settings) -> Finding:
+    try:
+        url = settings.database
+        shown = url.render_as_string(hide_password=True)
+        if _is_to_be_made(url):
+            return Finding("database", "ok", f"{shown}, made at the first start")
+        db = Database(url)
+        async with db.read(None) as session:
+            await session.execute(text("SELECT 1"))
+        await db.dispose()
+    except Exception as error:  # any driver's, any network's
+        cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        mend = "See that it runs and that LORAPLEX_DATABASE_URL is right, or unset it for SQLite."
+        return Finding("database", "wrong", f"does not open ({cause})", mend)
+    return Finding("database", "ok", shown)
+
+
+def _is_to_be_made(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
+
+
+async def _redis(settings: Settings) -> Finding:
+    if settings.redis_url is None:
+        try:
+            program = find_program()
+        except RedisStartError as error:
+            return Finding("Redis", "wrong", "none to start", str(error))
+        return Finding("Redis", "ok", f"embedded, {program}, {_version(program)}")
+    redis = connect(settings.redis_url, timeout_s=settings.redis_timeout_s)
+    try:
+        await Limiter(redis).ping()
+    except LimiterDown:
+        mend = "Start it and see that LORAPLEX_REDIS_URL is right, or unset it for an embedded one."
+        return Finding("Redis", "wrong", "the one in LORAPLEX_REDIS_URL does not answer", mend)
+    finally:
+        await redis.aclose()
+    return Finding("Redis", "ok", "the one in LORAPLEX_REDIS_URL answers")
+
+
+def _model(settings: Settings) -> Finding:
+    mend = "Give --model a Hugging Face id, a directory or a .gguf; `make serve` fetches a demo."
+    if settings.model:
+        path = Path(settings.model).expanduser()
+        looks_local = settings.model.startswith((".", "/", "~")) or path.suffix == ".gguf"
+        if looks_local and not path.exists():
+            return Finding("model", "wrong", f"{settings.model} does not exist", mend)
+        return Finding("model", "ok", settings.model)
+    try:
+        base = boot.read_base(boot.base_dir(settings))
+    except (OSError, msgspec.DecodeError):
+        return Finding("model", "warning", "none chosen and none prepared", mend)
+    if not Path(base.path).is_dir():
+        return Finding("model", "wrong", f"{base.path} is gone", mend)
+    return Finding("model", "ok", f"{base.name}, {base.fingerprint[:12]}, in {base.path}")
+
+
+def _port(settings: Settings, served: bool) -> Finding:
+    try:
+        with boot.listen(settings.host, settings.port):
+            return Finding("port", "ok", f"{settings.host}:{settings.port} is free")
+    except boot.StartError as error:
+        if served:
+            return Finding("port", "ok", f"{settings.host}:{settings.port} is served")
+        return Finding("port", "wrong", f"{settings.host}:{settings.port} is taken", str(error))
+
+
+async def _engine(settings: Settings, served: bool) -> Finding:
+    """Ask the running engine who it is; one that is not running is no fault."""
+    if not served:
+        return Finding("engine", "ok", "not running; it starts with `loraplex serve`")
+    client = LocalEngine(f"ipc://{socket_path(settings.run_dir, boot.ENGINE_SOCKET)}")
+    await client.start()
+    try:
+        ready = await client.wait_ready(ANSWER_S)
+    except TimeoutError:
+        mend = "Wait, if it is starting; its last words are in the output of `loraplex serve`."
+        return Finding("engine", "warning", "does not answer", mend)
+    finally:
+        await client.close()
+    found = f"{ready.executor} executor on {ready.device} in {ready.dtype}"
+    return Finding("engine", "ok", f"{found}, KV cache of {ready.kv_capacity_tokens} tokens")
+
+
+def _version(program: str) -> str:
+    lines = _output(program, "--version")
+    found = [word for word in " ".join(lines).split() if word.startswith("v=")]
+    return found[0].removeprefix("v=") if found else "version not known"
+
+
+def _output(*command: str) -> list[str]:
+    """Return the lines that a program prints, none if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.strip().splitlines()
