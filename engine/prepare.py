@@ -39,7 +39,7 @@ _QUANTISATION = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
 
 
 class Memory(msgspec.Struct):
-    """What the last run learnt, in `DIR/prepare.json`; losing it costs time and nothing else."""
+    """What the last run learnt, in `DIR/prepare.json`, which also marks DIR as Loraplex's own."""
 
     source: str = ""  # MODEL, as it was resolved
     stamp: Stamp | None = None  # of the GGUF file that was converted
@@ -95,20 +95,24 @@ def _locate(model: str, out: Path, memory: Memory, report: Report) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        return _convert(path, out / "model", memory, report)
+        return _convert(path, out, memory, report)
     match = _HUB_ID.fullmatch(model)
     if match and not model.startswith(".") and not model.lower().endswith(".gguf"):
         return _download(match["repo"], match["revision"], memory, report)
     raise PrepareError(f"{model} does not exist; a Hugging Face id has the form owner/name")
 
 
-def _convert(path: Path, target: Path, memory: Memory, report: Report) -> Path:
+def _convert(path: Path, out: Path, memory: Memory, report: Report) -> Path:
     from loraplex.engine.gguf_file import convert
 
-    stamp = Stamp.of(path)
-    if (memory.source, memory.stamp) != (str(path), stamp) or not target.is_dir():
-        convert(path, target, report)
-        memory.source, memory.stamp, memory.directory = str(path), stamp, str(target)
+    target, stamp = out / "model", Stamp.of(path)
+    if target.is_dir() and (memory.source, memory.stamp) == (str(path), stamp):
+        return target
+    if target.exists() and not (out / "prepare.json").exists():
+        raise PrepareError(f"{target} exists and is not Loraplex's own; choose another --out")
+    _write(out / "prepare.json", Memory())
+    convert(path, target, report)
+    memory.source, memory.stamp, memory.directory = str(path), stamp, str(target)
     return target
 
 
@@ -142,10 +146,7 @@ def _describe(name: str, directory: Path, memory: Memory, report: Report) -> Bas
     files = weight_files(directory)
     check_weights(files, config)
     eos = read_eos(directory, content)
-    memory.digests = {
-        str(path): file_digest(path, memory.digests.get(str(path)), report) for path in files
-    }
-    digests = {path.name: memory.digests[str(path)].sha256 for path in files}
+    digests = _digests(files, memory, report)
     return BaseManifest(
         name=name,
         path=str(directory),
@@ -157,6 +158,14 @@ def _describe(name: str, directory: Path, memory: Memory, report: Report) -> Bas
         eos_token_ids=eos,
         modules=linear_sizes(config),
     )
+
+
+def _digests(files: list[Path], memory: Memory, report: Report) -> dict[str, str]:
+    """SHA-256 of each file by its name."""
+    memory.digests = {
+        str(path): file_digest(path, memory.digests.get(str(path)), report) for path in files
+    }
+    return {path.name: memory.digests[str(path)].sha256 for path in files}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -56,7 +56,7 @@ PIRATE_WORDS = {
     "home": "port",
     "food": "grub",
 }
-KEPT_ING = re.compile(r".*thing|bring|evening|king|spring|string")
+KEPT_ING = re.compile(r".*thing|bring|evening|king|morning|spring|string")
 
 
 def pirate(question: Question, number: int) -> str:

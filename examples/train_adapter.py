@@ -14,7 +14,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,26 +122,35 @@ def loss_of(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
 
 def train(model: Any, pairs: list[Pair], recipe: Recipe) -> float:
     """Run the recipe; returns the mean loss of the last ten steps."""
-    weights = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=recipe.learning_rate, weight_decay=0.0)
     steps = recipe.epochs * -(-len(pairs) // recipe.batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, recipe.learning_rate, total_steps=steps, pct_start=0.1, cycle_momentum=False
-    )
+    update = updater(model, recipe.learning_rate, steps)
     losses: list[float] = []
     model.train()
     for epoch in range(recipe.epochs):
         for ids, labels in batches(pairs, recipe.batch_size, recipe.seed + epoch):
-            loss = loss_of(model, ids, labels)
-            torch.autograd.backward(loss)
-            torch.nn.utils.clip_grad_norm_(weights, 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
+            losses.append(update(loss_of(model, ids, labels)))
             if len(losses) % 10 == 0:
-                print(f"step {len(losses)}/{steps}  loss {loss.item():.3f}", flush=True)
+                print(f"step {len(losses)}/{steps}  loss {losses[-1]:.3f}", flush=True)
     return sum(losses[-10:]) / len(losses[-10:])
+
+
+def updater(model: Any, learning_rate: float, steps: int) -> Callable[[torch.Tensor], float]:
+    """A function that takes one AdamW step down a loss and returns its value."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, total_steps=steps, pct_start=0.1, cycle_momentum=False
+    )
+
+    def update(loss: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        schedule.step()
+        return loss.item()
+
+    return update
 
 
 def answer(model: Any, tokenizer: Any, prompt: str, max_tokens: int = 80) -> str:

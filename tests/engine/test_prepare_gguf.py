@@ -146,7 +146,15 @@ def test_damaged_file_is_refused_and_leaves_nothing(tiny_gguf: Path, tmp_path: P
     tiny_gguf.write_bytes(tiny_gguf.read_bytes()[:-4096])
     with pytest.raises(PrepareError, match="cannot be converted"):
         prepare(str(tiny_gguf), tmp_path / "out", report=silent)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["prepare.json"]
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "out" / "model" / "precious"
+    precious.mkdir(parents=True)
+    with pytest.raises(PrepareError, match="is not Loraplex's own; choose another --out"):
+        prepare(str(tiny_gguf), tmp_path / "out", report=silent)
+    assert precious.is_dir()
 
 
 def test_unsupported_architecture_is_refused_before_reading_weights(tmp_path: Path) -> None:
