@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from loraplex.platform.tenants import TenantLimits
+
 pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
@@ -63,6 +65,14 @@ async def test_a_stream_opens_speaks_and_ends(world):
     assert all("usage" not in chunk for chunk in chunks)
     assert answer.headers["x-loraplex-model"] == "tiny-base"
     assert "x-request-id" in answer.headers
+
+
+async def test_a_stream_tells_the_limits_before_its_first_byte(world):
+    await world.add_tenant("small", TenantLimits(tokens_per_minute=1000))
+    async with world.client("small") as client:
+        answer = await client.post(CHAT, json=body(max_tokens=3))
+    assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
+    assert int(answer.headers["x-ratelimit-remaining-tokens"]) < 1000
 
 
 async def test_usage_comes_last_and_is_null_before(world):
