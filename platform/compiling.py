@@ -65,7 +65,7 @@ class AdapterCompiler:
     ) -> None:
         """`command` is what runs the compiler, by default this Python's own."""
         self._base_file, self._timeout_s = base_file, timeout_s
-        self._command = command or (sys.executable, "-m", MODULE)
+        self._command = command or (sys.executable, "-P", "-m", MODULE)
         self._turn = anyio.Lock()
 
     async def compile(self, source: Path, image: Path) -> Compiled:
