@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -47,9 +47,8 @@ class Case:
 
     @property
     def label(self) -> str:
-        """As the table says it."""
-        what = f"prefill {PROMPTS}×{PROMPT_TOKENS}" if self.phase == "prefill" else "decode"
-        return f"{what}, {self.rows} rows, {self.adapters or 'no'} adapters"
+        """As a line of progress says it."""
+        return f"{self.phase}: rows {self.rows}, adapters {self.adapters}"
 
 
 CASES = [Case("prefill", PROMPTS, n) for n in ADAPTERS] + [
@@ -113,7 +112,7 @@ async def run_cases(client: LocalEngine, digests: list[str], repeat: int) -> dic
         await measure(client, case, requests.make(case))
         runs = [await measure(client, case, requests.make(case)) for _ in range(repeat)]
         medians[case] = statistics.median(runs)
-        print(f"{case.label:40} {medians[case]:10.1f} tokens/s", flush=True)
+        print(f"{case.label:34} {medians[case]:9.1f} tokens/s", flush=True)
     return medians
 
 
@@ -182,10 +181,7 @@ async def bench(base_file: Path, repeat: int) -> None:
                 facts = host(await client.wait_ready(START_S))
                 print(*(f"{key}: {value}" for key, value in facts.items()), sep="\n", flush=True)
                 medians = await run_cases(client, digests, repeat)
-    results = [
-        {"phase": case.phase, "rows": case.rows, "adapters": case.adapters, "tokens_per_s": value}
-        for case, value in medians.items()
-    ]
+    results = [{**asdict(case), "tokens_per_s": round(value, 1)} for case, value in medians.items()]
     print_table(medians)
     print(json.dumps({"host": facts, "repeat": repeat, "results": results}))
 

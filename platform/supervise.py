@@ -115,7 +115,7 @@ class Supervisor:
                 return
             if healthy_s >= self._backoff.healthy:
                 delay = self._backoff.first
-            self._note(f"ended with exit code {self._exit_code}; next start in {delay:g} s")
+            self._note(f"process ended with exit code {self._exit_code}; next start in {delay:g} s")
             await self._enter(State.WAITING)
             await asyncio.sleep(delay)
             delay = min(2 * delay, self._backoff.largest)

@@ -96,10 +96,13 @@ def test_a_refused_adapter_is_refused_with_every_reason(run, served, tmp_path: P
     source = tmp_path / "broken"
     shutil.copytree(EXAMPLES / served.adapters[0], source)
     config = json.loads((source / "adapter_config.json").read_text())
-    config |= {"r": -1, "peft_type": "IA3"}
+    config |= {"lora_alpha": "many", "modules_to_save": ["lm_head"]}
     (source / "adapter_config.json").write_text(json.dumps(config))
     said = run("adapters", "push", "broken", str(source), code=1)
-    assert len([line for line in said.splitlines() if line.startswith("- ")]) >= 2
+    reasons = [line for line in said.splitlines() if line.startswith("- ")]
+    assert len(reasons) == 2
+    assert "'many'" in "".join(reasons)
+    assert "lm_head" in "".join(reasons)
 
 
 def test_a_folder_that_is_no_adapter_is_not_sent(run, tmp_path: Path) -> None:

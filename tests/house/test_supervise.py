@@ -62,7 +62,7 @@ async def test_a_killed_child_is_replaced() -> None:
         await child.wait_ready()
         assert child.pid not in (None, first)
         assert child.restarts == 1
-        assert "ended with exit code -9; next start in 0.01 s" in lines
+        assert "process ended with exit code -9; next start in 0.01 s" in lines
 
 
 async def test_delays_double_to_the_largest_and_a_healthy_life_resets_them() -> None:

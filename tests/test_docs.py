@@ -14,7 +14,7 @@ from loraplex.engine.settings import EngineSettings
 from loraplex.platform.cli import app
 from loraplex.platform.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 
 
