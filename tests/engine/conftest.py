@@ -1,5 +1,6 @@
-"""What tests of the engine share: the base without a model in `stand_in.py`."""
+"""What tests of the engine share: a base without a model, and the demo base with its own."""
 
+import functools
 import importlib.util
 import sys
 import tempfile
@@ -10,19 +11,15 @@ from typing import Any
 
 import pytest
 
+from loraplex.engine.images import BaseManifest
+
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
 @pytest.fixture(scope="session")
 def stand_in() -> ModuleType:
-    """The module `stand_in.py`; test folders are not on the import path."""
-    name = "engine_stand_in"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, STAND_IN)
-        assert spec is not None and spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+    """The module `stand_in.py`."""
+    return _load("engine_stand_in", STAND_IN)
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +53,26 @@ def served(stand_in: ModuleType, endpoint: str, tmp_path: Path) -> Iterator[Call
     for one in started:
         one.stop()
         one.engine.check_integrity()
+
+
+@pytest.fixture(scope="session")
+def torch_kit() -> ModuleType:
+    """The module `torch_kit.py`."""
+    return _load("engine_torch_kit", STAND_IN.with_name("torch_kit.py"))
+
+
+@pytest.fixture(scope="session")
+def demo_runner(torch_kit: ModuleType, demo_base: BaseManifest) -> Callable[[str], Any]:
+    """Makes a `torch_kit.Runner` of the demo base in the given dtype; weights are loaded once."""
+    load = functools.cache(lambda dtype: torch_kit.load(Path(demo_base.path), dtype))
+    return lambda dtype="float32": torch_kit.Runner(load(getattr(torch_kit.torch, dtype)))
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    """Import a file by its path: test folders are not on the import path."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]

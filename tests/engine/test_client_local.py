@@ -312,8 +312,9 @@ async def test_events_after_the_end_and_of_strangers_are_dropped(
     assert [type(event) for event in await task] == [Chunk, Finished]
 
 
-async def test_it_pings_and_sends_one_abort(
-    scripted: Scripted, connect: Connect, stand_in: ModuleType
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+async def test_a_stream_that_is_left_sends_an_abort_and_its_end_is_dropped(
+    scripted: Scripted, connect: Connect, stand_in: ModuleType, how: str
 ) -> None:
     client = await connect()
     identity = await scripted.hear(Hello)
@@ -322,9 +323,16 @@ async def test_it_pings_and_sends_one_abort(
     stream = client.generate(stand_in.request("r", 1))
     waiting = asyncio.create_task(anext(stream))
     await scripted.hear(Generate)
-    await scripted.say(identity, encode(Chunk("r", (1,))))
-    await waiting
-    await stream.aclose()
+    if how == "closed":
+        await scripted.say(identity, encode(Chunk("r", (1,))))
+        await waiting
+        await stream.aclose()
+    else:
+        waiting.cancel()
     await scripted.hear(Abort)
     await scripted.say(identity, encode(Finished("r", "abort", 1, 1)))
     await scripted.hear(Ping)
+    task = asyncio.create_task(collect(client, stand_in.request("r", 1)))
+    await scripted.hear(Generate)
+    await scripted.say(identity, encode(Finished("r", "stop", 1, 0)))
+    assert await task == [Finished("r", "stop", 1, 0)]

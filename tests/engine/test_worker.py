@@ -275,6 +275,7 @@ def test_an_idle_worker_sleeps_and_still_shows_that_it_lives(
     client.pings = False
     client.say(Hello())
     client.hear(Stats)
+    subject.waker.set()
     steps = []
     step = subject.engine.step
     monkeypatch.setattr(subject.engine, "step", lambda: steps.append(1) or step())
