@@ -1,6 +1,7 @@
 """The engine's process from its command line: what it refuses, when it ends, what it answers."""
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -14,9 +15,9 @@ from tokenizers import Tokenizer
 from loraplex.engine import __main__ as entry
 from loraplex.engine.client.local import LocalEngine
 from loraplex.engine.images import BaseManifest
-from loraplex.engine.protocol import Chunk, Event, Finished, Generate, Sampling
+from loraplex.engine.protocol import Chunk, Event, Finished, Generate, Ready, Sampling
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 @pytest.fixture
@@ -107,6 +108,18 @@ def test_a_child_ends_soon_after_its_parent() -> None:
         os.close(child)
 
 
+async def ready_or_ended(client: LocalEngine, process: asyncio.subprocess.Process) -> Ready:
+    """Wait for the engine, but not for one whose process has ended."""
+    ready = asyncio.ensure_future(client.wait_ready(PATIENCE_S))
+    ended = asyncio.ensure_future(process.wait())
+    await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    if not ready.done():
+        ready.cancel()
+        pytest.fail(f"the engine ended with code {process.returncode} before it was ready")
+    return await ready
+
+
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -132,7 +145,7 @@ async def test_the_demo_base_answers_the_same_alone_and_in_a_batch(
         return tokens, event
 
     try:
-        ready = await client.wait_ready(PATIENCE_S)
+        ready = await ready_or_ended(client, process)
         assert (ready.base, ready.max_model_len) == (demo_base.fingerprint, 128)
         greedy, seeded = Sampling(12, 0.0), Sampling(12, 0.9, top_p=0.9, seed=5)
         alone, end = await ask("alone", greedy)
@@ -144,7 +157,8 @@ async def test_the_demo_base_answers_the_same_alone_and_in_a_batch(
         assert mixed == alone
         assert first == second
     finally:
-        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
             code = await process.wait()
             await client.close()
