@@ -87,8 +87,10 @@ class TorchExecutor:
         return self._decoder.logits(hidden.index_select(0, _int64(batch.wanted)))
 
     def _step(self, batch: Batch) -> Step:
+        """Tensors of a batch; clears the blocks that it starts."""
         positions = [batch.positions[s.start : s.end] for s in batch.spans]
         blocks, offsets = token_blocks(batch.block_tables, positions, self.block_size)
+        self._cache.clear(_int64(blocks[offsets == 0]))
         return Step(
             _int64(batch.token_ids),
             _int64(batch.positions),
@@ -119,7 +121,7 @@ def _segments(
     return [(start, end, weights) for start, end, weights in found if weights is not None]
 
 
-def _int64(array: NDArray[np.int32]) -> Tensor:
+def _int64(array: NDArray[np.integer]) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 

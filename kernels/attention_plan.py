@@ -30,8 +30,7 @@ class Tile:
     sequences: int
     first_row: int
     index: Tensor  # int64, rows of `cache.lines[layer]`
-    hidden: Tensor | None  # bool [sequences, 1, rows, keys]: what a row must not see
-    unwritten: Tensor | None  # bool [sequences, 1, keys, 1]: beyond the sequence's context
+    hidden: Tensor | None  # fp32 [sequences, 1, rows, keys]: -inf for what a row must not see
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,7 @@ class _Planner:
     def __init__(self, cache: KVCache, queries_per_key: int, window: int | None) -> None:
         self.cache, self.queries_per_key, self.window = cache, queries_per_key, window
         self.keys = tile_keys(cache.block_size)
+        self.blocks_per_tile = self.keys // cache.block_size
 
     def group(self, contexts: Sequence[Context]) -> Group:
         contexts = sorted(contexts, key=self.tile_count, reverse=True)
@@ -113,7 +113,6 @@ class _Planner:
 
     def tile(self, contexts: Sequence[Context], number: int, padded: int) -> Tile:
         begin = np.array([(self.first_tile(c) + number) * self.keys for c in contexts])
-        length = np.array([c.context for c in contexts])
         position = np.array([c.position for c in contexts])
         quantum = row_quantum()
         first = max(0, int((begin - position).min())) * self.queries_per_key // quantum * quantum
@@ -122,17 +121,16 @@ class _Planner:
             first,
             torch.from_numpy(self.cache.line_index(self.blocks(contexts, begin)).ravel()),
             self.hidden(begin, position, contexts[0].count, first, padded),
-            self.unwritten(begin, length),
         )
 
     def blocks(self, contexts: Sequence[Context], begin: Ints) -> Ints:
-        """The blocks of each sequence's tile `[sequences, blocks]`; any block stands for none."""
-        wide = self.keys // self.cache.block_size
-        blocks = np.zeros((len(contexts), wide), np.int64)
-        for row, c, first in zip(blocks, contexts, begin // self.cache.block_size, strict=True):
-            own = c.blocks[first : first + wide]
-            row[: len(own)] = own
-        return blocks
+        """The blocks of each sequence's tile `[sequences, blocks]`.
+
+        Beyond its last block stands that block again: hidden, but finite and its own.
+        """
+        places = begin[:, None] // self.cache.block_size + np.arange(self.blocks_per_tile)
+        pairs = zip(contexts, places, strict=True)
+        return np.stack([c.blocks[np.minimum(p, len(c.blocks) - 1)] for c, p in pairs])
 
     def hidden(
         self, begin: Ints, position: Ints, count: int, first: int, padded: int
@@ -148,13 +146,7 @@ class _Planner:
         hidden = keys > rows
         if self.window is not None:
             hidden |= keys <= rows - self.window
-        return torch.from_numpy(hidden)
-
-    def unwritten(self, begin: Ints, length: Ints) -> Tensor | None:
-        if (begin + self.keys <= length).all():
-            return None
-        keys = begin[:, None] + np.arange(self.keys)
-        return torch.from_numpy((keys >= length[:, None])[:, None, :, None])
+        return torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0)))
 
 
 def tile_keys(block_size: int) -> int:

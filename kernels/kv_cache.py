@@ -1,7 +1,7 @@
 """The paged KV cache: its layout, and the write of a step's keys and values.
 
 *Semantics*: `CACHE[block(t), layer, s, h, offset(t), :] = X[t, s, h, :]`, keys with s = 0, values
-with s = 1; CACHE `[blocks, layers, 2, kv heads, block size, D]`, X `[T, 2, kv heads, D]`, one dtype.
+with s = 1; CACHE `[blocks, layers, 2, kv heads, block size, D]`, X `[T, 2, kv heads, D]`.
 
 Block-major, so that one block is one contiguous copy. This file knows blocks and offsets; it
 refuses to know whose they are.
@@ -54,6 +54,14 @@ class KVCache:
         """Rows of `slots[layer]` that tokens `[T]` write, as `[T · 2 · kv heads]`."""
         lines = self.line_index(blocks[:, None])[..., 0].transpose(1, 0, 2)
         return torch.from_numpy((lines * self.block_size + offsets[:, None, None]).ravel())
+
+    def clear(self, blocks: Tensor) -> None:
+        """Zero blocks before their first token is written.
+
+        Attention multiplies what lies beyond a sequence's last token by zero, which would not
+        silence the NaN that another sequence may have left there.
+        """
+        self.data.index_fill_(0, blocks, 0.0)
 
     def write(self, layer: int, index: Tensor, x: Tensor) -> None:
         """Write X `[T, 2, kv heads, D]` of one layer at a `slot_index`."""

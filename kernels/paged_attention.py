@@ -72,7 +72,7 @@ def _add_tile(state: _State, queries: Tensor, cache: KVCache, layer: int, tile: 
         *output.shape[:3], -1
     )
     if tile.hidden is not None:
-        scores.masked_fill_(tile.hidden, -torch.inf)
+        scores.add_(tile.hidden)
     new = torch.maximum(highest, scores.amax(-1, keepdim=True))
     weights = scores.sub_(new).exp_()
     kept = (highest - new).exp_()
@@ -82,17 +82,10 @@ def _add_tile(state: _State, queries: Tensor, cache: KVCache, layer: int, tile: 
 
 
 def _gather_keys(cache: KVCache, layer: int, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Keys `[sequences · kv heads, tile, D]` and values, in fp32, columns of values padded.
-
-    What lies beyond a sequence's own tokens may be anything, even NaN, which a weight of zero would
-    not silence: such values are made zero, and such keys are hidden.
-    """
+    """Keys `[sequences · kv heads, tile, D]` and values, in fp32, columns of values padded."""
     lines = cache.lines[layer].index_select(0, tile.index)
     shape = (2, tile.sequences * cache.kv_heads, -1, lines.shape[-1] // cache.block_size)
     keys, values = lines.float().view(shape).unbind(0)
-    if tile.unwritten is not None:
-        per_sequence = values.view(tile.sequences, cache.kv_heads, *values.shape[1:])
-        per_sequence.masked_fill_(tile.unwritten, 0.0)
     return keys, pad_columns(values)
 
 

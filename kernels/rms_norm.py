@@ -11,6 +11,8 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """Y `[…, n]` of X `[…, n]`."""
+    if x.dtype is torch.float32:
+        return torch.rms_norm(x, (x.shape[-1],), gain, eps)
     return torch.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype).mul_(gain)
 
 

@@ -14,6 +14,6 @@ from torch import Tensor
 
 def silu_mul(x: Tensor) -> Tensor:
     """Y `[T, n]` of X `[T, 2n]`."""
-    gate, up = x.chunk(2, -1)
-    gate = gate.float()
-    return torch.div(gate, torch.neg(gate).exp_().add_(1.0)).to(x.dtype).mul_(up)
+    columns = x.shape[-1] // 2
+    gate = x[:, :columns].float()
+    return torch.div(gate, torch.neg(gate).exp_().add_(1.0)).to(x.dtype).mul_(x[:, columns:])

@@ -1,0 +1,133 @@
+"""Runs sequences through the torch executor, for tests; loaded by the fixture `torch_kit`."""
+
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loraplex.engine.batch import Batch, build
+from loraplex.engine.executor import TorchExecutor
+from loraplex.engine.images import ImageBuilder, SliceData, read_image
+from loraplex.engine.model.adapter import projection_sizes
+from loraplex.engine.model.config import ModelConfig, read_model_config
+from loraplex.engine.model.decoder import load_decoder
+
+BLOCK_SIZE = 16
+
+
+@dataclass(eq=False)
+class Track:
+    """A sequence and what is computed of it."""
+
+    token_ids: list[int]
+    image: str | None = None
+    block_table: list[int] = field(default_factory=list)
+    computed: int = 0
+
+
+@dataclass
+class Part:
+    sequence: Track
+    start: int
+    count: int
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float32, blocks: int = 400) -> TorchExecutor:
+    config = read_model_config(directory)
+    decoder = load_decoder(directory, config, dtype, config.max_positions)
+    return TorchExecutor(decoder, block_size=BLOCK_SIZE, num_blocks=blocks)
+
+
+class Runner:
+    """Gives each sequence blocks of its own, in no order; blocks may hold what others left."""
+
+    def __init__(self, executor: TorchExecutor) -> None:
+        self.executor = executor
+        self.free = np.random.default_rng(0).permutation(executor.num_blocks).tolist()
+
+    def step(self, *parts: tuple[Track, int]) -> list[Tensor]:
+        """Run the next `count` tokens of each track; logits of all these tokens, by part."""
+        chosen = [Part(track, track.computed, count) for track, count in parts]
+        for part in chosen:
+            part.sequence.computed += part.count
+            need = -(-part.sequence.computed // BLOCK_SIZE) - len(part.sequence.block_table)
+            part.sequence.block_table += [self.free.pop() for _ in range(need)]
+        batch, order = build(chosen, BLOCK_SIZE)
+        logits = self.executor.execute(want_all(batch))
+        spans = {id(p): logits[s.start : s.end] for p, s in zip(order, batch.spans, strict=True)}
+        return [spans[id(part)] for part in chosen]
+
+    def logits(self, token_ids: Sequences[int], image: str | None = None) -> Tensor:
+        """Logits of all tokens `[T, vocabulary]`, in one step alone."""
+        track = Track(list(token_ids), image)
+        logits = self.step((track, len(track.token_ids)))[0]
+        self.release(track)
+        return logits
+
+    def greedy(self, tracks: Sequences[Track], steps: int, chunks: Sequences[int] = ()) -> None:
+        """Extend all tracks by `steps` tokens in common batches.
+
+        Prompts run in pieces of the sizes in `chunks`, in turn, so that decodes run among prefills.
+        """
+        turn, lengths = 0, [len(t.token_ids) + steps for t in tracks]
+        while unfinished := [
+            t for t, n in zip(tracks, lengths, strict=True) if len(t.token_ids) < n
+        ]:
+            parts = []
+            for track in unfinished:
+                pending = len(track.token_ids) - track.computed
+                size = chunks[turn % len(chunks)] if chunks else pending
+                parts.append((track, min(pending, size)))
+                turn += 1
+            for (track, _), logits in zip(parts, self.step(*parts), strict=True):
+                if track.computed == len(track.token_ids):
+                    track.token_ids.append(int(logits[-1].argmax()))
+
+    def release(self, *tracks: Track) -> None:
+        for track in tracks:
+            self.free += track.block_table
+            track.block_table, track.computed = [], 0
+
+
+def want_all(batch: Batch) -> Batch:
+    rows = np.arange(len(batch.token_ids), dtype=np.int32)
+    return Batch(
+        batch.token_ids, batch.positions, batch.spans, batch.block_tables, batch.segments, rows
+    )
+
+
+def random_image(
+    path: Path, config: ModelConfig, seed: int, scale: float = 0.1, projections: str = "qkv o"
+) -> str:
+    """Write an image with odd ranks, gains and biases in every other layer; its digest."""
+    random = np.random.default_rng(seed)
+    builder = ImageBuilder("f" * 64, "fp32")
+    for layer in range(0, config.num_layers, 2):
+        for name in projections.split():
+            wide_in, outs = projection_sizes(config)[name]
+            ranks = [(seed + i) % 4 for i in range(len(outs))]
+            total = sum(ranks)
+            slices = [
+                SliceData(
+                    rank,
+                    out,
+                    _bytes(random.normal(size=(rank, out))),
+                    _bytes(random.uniform(0.9, 1.1, out)) if seed % 2 else None,
+                    _bytes(random.normal(size=out) * scale) if seed % 3 == 0 else None,
+                )
+                for rank, out in zip(ranks, outs, strict=True)
+            ]
+            a = _bytes(random.normal(size=(total, wide_in)))
+            builder.add(layer, name, wide_in, a, _bytes(np.full(total, scale)), slices)
+    return builder.finish(path)
+
+
+def add_image(executor: TorchExecutor, path: Path, digest: str) -> None:
+    executor.add_image(digest, *read_image(path, digest))
+
+
+def _bytes(array: np.ndarray) -> bytes:
+    return array.astype(np.float32).tobytes()
