@@ -7,6 +7,7 @@ process queue up before they take a connection, so that they leave the pool to r
 survive a crash of the process; a power failure may lose the last ones, never the file.
 """
 
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
@@ -33,7 +34,12 @@ class Database:
             _prepare_sqlite(self._engine, busy_timeout_s)
 
     async def migrate(self) -> None:
-        """Bring the schema to the newest revision; processes that do so at once take turns."""
+        """Bring the schema to the newest revision; processes that do so at once take turns.
+
+        Raises `OSError` where SQLite cannot open its file, `SQLAlchemyError` for other faults.
+        """
+        if self._engine.dialect.name == "sqlite":
+            _try_to_open(self.url.database or "")
         async with self._engine.begin() as connection:
             await connection.run_sync(schema.upgrade)
 
@@ -66,6 +72,16 @@ class Database:
             expire_on_commit=False,
             info={TENANT: tenant_id, READ_ONLY: read_only},
         )
+
+
+def _try_to_open(path: str) -> None:
+    """Open and close the file: after a failure the driver's own thread would outlive the loop."""
+    if path.startswith((":memory:", "file:")):
+        return
+    try:
+        sqlite3.connect(path).close()
+    except sqlite3.Error as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def _prepare_sqlite(engine: AsyncEngine, busy_timeout_s: float) -> None:

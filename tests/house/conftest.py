@@ -28,7 +28,7 @@ def eventually(condition: Callable[[], bool], what: str, seconds: float = STOP_S
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(POLL_S)
+        threading.Event().wait(POLL_S)
 
 
 def children(pid: int) -> set[int]:

@@ -75,6 +75,22 @@ async def test_the_base_and_every_demo_adapter_answer_each_in_its_way(served, de
     assert len(set(answers)) == len(served.adapters) + 1
 
 
+async def test_a_completion_continues_its_prompt_whole_and_streamed(served, demo_base) -> None:
+    asked = {
+        "model": demo_base.name,
+        "prompt": "The days of the week are Monday,",
+        "max_tokens": 8,
+        "temperature": 0,
+    }
+    async with client(served) as sdk:
+        whole = await sdk.completions.create(**asked)
+        async with await sdk.completions.create(**asked, stream=True) as chunks:
+            streamed = "".join([c.choices[0].text async for c in chunks])
+    assert whole.choices[0].text == streamed
+    assert "Tuesday" in streamed
+    assert whole.usage.completion_tokens == 8
+
+
 async def test_a_batch_of_base_and_adapters_gives_each_its_own_tokens(
     served, demo_base, house
 ) -> None:
@@ -87,8 +103,8 @@ async def test_a_batch_of_base_and_adapters_gives_each_its_own_tokens(
     assert together == [alone[name] for name in names * 2]
     await asyncio.to_thread(
         house.eventually,
-        lambda: served.metric("loraplex_step_sequences_max") >= 4,
-        "a step of four sequences or more",
+        lambda: served.metric("loraplex_step_sequences_max") == 8,
+        "a step of all eight sequences",
     )
     assert served.metric("loraplex_step_adapters_max") == 3
 
