@@ -17,7 +17,7 @@ from torch import Tensor
 
 from loraplex.kernels.attention_plan import AttentionPlan, Group, Tile
 from loraplex.kernels.kv_cache import KVCache
-from loraplex.kernels.rows import COLUMNS, pad_columns
+from loraplex.kernels.rows import COLUMNS, batched, pad_columns
 
 LEAST = -1e30  # below any score, yet finite: a tile that hides all keys changes nothing
 
@@ -68,9 +68,8 @@ def _add_tile(state: _State, queries: Tensor, cache: KVCache, layer: int, tile: 
     rows = (slice(tile.sequences), slice(None), slice(tile.first_row, None))
     keys, values = _gather_keys(cache, layer, tile)
     highest, total, output = state.highest[rows], state.total[rows], state.output[rows]
-    scores = torch.bmm(queries[rows].flatten(0, 1), keys.transpose(1, 2)).view(
-        *output.shape[:3], -1
-    )
+    scores = batched(queries[rows].flatten(0, 1), keys.transpose(1, 2))
+    scores = scores.view(*output.shape[:3], -1)
     if tile.hidden is not None:
         scores.add_(tile.hidden)
     new = torch.maximum(highest, scores.amax(-1, keepdim=True))
@@ -78,7 +77,7 @@ def _add_tile(state: _State, queries: Tensor, cache: KVCache, layer: int, tile: 
     kept = (highest - new).exp_()
     highest.copy_(new)
     total.mul_(kept).add_(weights.sum(-1, keepdim=True))
-    output.mul_(kept).add_(torch.bmm(weights.flatten(0, 1), values).view(output.shape))
+    output.mul_(kept).add_(batched(weights.flatten(0, 1), values).view(output.shape))
 
 
 def _gather_keys(cache: KVCache, layer: int, tile: Tile) -> tuple[Tensor, Tensor]:

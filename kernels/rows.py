@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 COLUMNS = 16
 QUANTA = (4, 8, 16, 32)
-SMALL_WORK = 1 << 21  # multiply-adds that one thread does sooner than a team is woken
+SMALL_WORK = 1 << 21  # multiply-adds that one thread does before a team is awake
 
 
 def pad_rows(x: Tensor) -> Tensor:
@@ -62,11 +62,18 @@ def rows_agree(product: Callable[[Tensor], Tensor], x: Tensor, counts: list[int]
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run small products on the calling thread: waking a team costs more than they do."""
+def threads_for(work: int) -> Iterator[None]:
+    """Run products of `work` multiply-adds on one thread when waking others costs more."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    if work < SMALL_WORK:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def batched(a: Tensor, b: Tensor) -> Tensor:
+    """`torch.bmm` of A `[n, rows, k]` and B `[n, k, columns]`, padded by the caller."""
+    with threads_for(a.numel() * b.shape[-1]):
+        return torch.bmm(a, b)

@@ -12,12 +12,11 @@ Rows of no segment are not touched, and a row's bits depend on no other row.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from loraplex.kernels.rows import SMALL_WORK, one_thread, pad_columns, pad_rows
+from loraplex.kernels.rows import pad_columns, pad_rows, threads_for
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,7 @@ def lora_weights(a: Tensor, scale: Tensor, slices: Sequence[LoraSlice]) -> LoraW
 
 def sgmv_(y: Tensor, x: Tensor, segments: Sequence[Segment]) -> None:
     """Add to Y `[T, out]` what the adapter of each segment makes of X `[T, in]`."""
-    small = sum((stop - start) * w.work for start, stop, w in segments) < SMALL_WORK
-    with one_thread() if small else nullcontext():
+    with threads_for(sum((stop - start) * w.work for start, stop, w in segments)):
         for start, stop, weights in segments:
             _add(y[start:stop], x[start:stop], weights)
 

@@ -40,7 +40,7 @@ Name three rivers of France and say where each of them ends.<|im_end|>
 def prompts(demo_base: BaseManifest) -> list[list[int]]:
     """Prose, code, a chat, and ids drawn at random."""
     tokenizer = Tokenizer.from_file(str(Path(demo_base.path) / "tokenizer.json"))
-    noise = torch.randint(0, 49152, (150,), generator=torch.Generator().manual_seed(0)).tolist()
+    noise = torch.randint(0, 49152, (80,), generator=torch.Generator().manual_seed(0)).tolist()
     return [*(tokenizer.encode(text).ids for text in (PROSE, CODE, CHAT)), noise]
 
 

