@@ -73,8 +73,8 @@ def test_base_rows_have_the_same_bits_among_adapters(runner: Any, torch_kit: Mod
 
 def test_greedy_tokens_are_the_same_in_any_batch(runner: Any, torch_kit: ModuleType) -> None:
     """64 steps alone, and in a batch with strangers while prompts of others are cut up between."""
-    images = (None, "json", "emoji")
-    prompts = [prompt(20 + i, 5 + 61 * i) for i in range(len(images))]
+    images = (None, *NAMES)
+    prompts = [prompt(20 + i, 5 + 41 * i) for i in range(len(images))]
     alone = [torch_kit.Track(list(ids), name) for ids, name in zip(prompts, images, strict=True)]
     for track in alone:
         runner.greedy([track], STEPS)
