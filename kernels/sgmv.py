@@ -6,7 +6,8 @@ The operator of Punica (Chen et al., 2023), for fused projections and true ranks
 projection, rows `R_s` of A): `H[t, r] = SCALE[r] · Σ_i X[t, i] · A[r, i]`, then
 `Y[t, C_s] ← GAIN_s · (Y[t, C_s] + H[t, R_s] · B_s) + BIAS_s`, in place; X `[T, in]` of any float
 dtype, Y `[T, out]` fp32, A `[Σ ranks, in]`, B_s `[rank_s, out_s]`, GAIN_s and BIAS_s `[out_s]`; all
-sums in fp32. An absent B, GAIN or BIAS costs nothing.
+sums in fp32. Of an int8 adapter A and B are whole numbers, exact in fp32, and SCALE has the rest.
+An absent B, GAIN or BIAS costs nothing.
 
 Rows of no segment are not touched, and a row's bits depend on no other row.
 """

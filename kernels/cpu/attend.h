@@ -1,0 +1,182 @@
+// A layer's attention, shared among the threads.
+#pragma once
+#include "frame.h"
+
+namespace loraplex {
+
+constexpr int64_t kAhead = 8;  // blocks of the KV cache that are brought in early
+
+class Attention {
+ public:
+  explicit Attention(Frame& frame)
+      : f(frame), e(frame.e), m(frame.m), b(frame.b), s(*e.scratch[frame.t]), cache(frame.m) {
+    head_group = std::min(m.heads / m.kv_heads, kTileQueries);
+  }
+
+  // Clears the blocks that this thread's rows begin; long before any thread writes to them.
+  void begin_blocks() const {
+    for_own_rows([&](const Sequence& sequence, int64_t r) {
+      if (b.positions[r] % m.block_size == 0)
+        cache.clear(sequence.block_table[b.positions[r] / m.block_size]);
+    });
+  }
+
+  void run(int64_t l) {
+    layer = &m.layer[l];
+    place_keys(l);
+    attend(l);
+  }
+
+ private:
+  // Norms and rotates queries and keys, and writes keys and values.
+  void place_keys(int64_t l) {
+    const int64_t d = m.head_dim;
+    if (f.t == 0) e.next_item[0] = e.next_item[1] = 0;
+    for_own_rows([&](const Sequence& sequence, int64_t r) {
+      float* head = e.qkv.row(r);
+      const int64_t position = b.positions[r];
+      for (int64_t i = 0; i < m.heads + m.kv_heads; i++) {
+        const float* weight = i < m.heads ? layer->q_norm : layer->k_norm;
+        if (weight) rms_norm(head + i * d, weight, d, m.norm_eps, head + i * d);
+        rotate(head + i * d, m.rotary + position * m.rotary_dim, m.rotary_dim);
+      }
+      const float *key = head + m.heads * d, *value = key + m.kv_heads * d;
+      for (int64_t i = 0; i < m.kv_heads; i++)
+        cache.write(sequence.block_table[position / m.block_size], position % m.block_size, l, i,
+                    key + i * d, value + i * d);
+    });
+    f.meet();
+  }
+  template <class Do>
+  void for_own_rows(Do what) const {
+    for (int64_t s = 0; s < b.sequences; s++) {
+      const Sequence& sequence = b.sequence[s];
+      const int64_t end = std::min(sequence.end, f.end(b.rows));
+      for (int64_t r = std::max(sequence.start, f.begin(b.rows)); r < end; r++)
+        what(sequence, r);
+    }
+  }
+
+  // Query heads of a KV head attend together, in groups of up to kTileQueries.
+  int64_t groups() const { return m.kv_heads * ceil_div(m.heads / m.kv_heads, head_group); }
+
+  Task task_of(const AttentionTile& tile, int64_t group, int64_t l) const {
+    const int64_t per_head = groups() / m.kv_heads, all = m.heads / m.kv_heads;
+    const int64_t kv_head = group / per_head, within = group % per_head * head_group;
+    const Sequence& sequence = b.sequence[tile.sequence];
+    return {sequence.block_table,
+            l,
+            kv_head,
+            layer->window,
+            sequence.context - (sequence.end - tile.row),
+            tile.rows,
+            std::min(head_group, all - within),
+            kv_head * all + within,
+            e.qkv.row(tile.row),
+            e.qkv.ld};
+  }
+
+  void attend(int64_t l) {
+    const bool shared = !e.shared.empty();
+    const int64_t units = shared ? (int64_t)e.shared.size() : (int64_t)e.tiles.size(),
+                  items = units * groups();
+    for (int64_t i; (i = e.next_item[0].fetch_add(1)) < items;) {
+      if (i + f.threads < items)
+        bring(unit((i + f.threads) / groups()), (i + f.threads) % groups(), l);
+      const auto [index, part] = unit(i / groups());
+      const AttentionTile& tile = e.tiles[index];
+      const Task task = task_of(tile, i % groups(), l);
+      gather_queries(task);
+      if (shared)
+        attend_part(cache, task, part, (float)m.attention_softcap, s,
+                    slot(tile, part, i % groups()));
+      else
+        attend_whole(task, tile.parts);
+    }
+    f.meet();
+    if (!shared) return;
+    for (int64_t i; (i = e.next_item[1].fetch_add(1)) < (int64_t)e.tiles.size() * groups();) {
+      const AttentionTile& tile = e.tiles[i / groups()];
+      const Task task = task_of(tile, i % groups(), l);
+      start(task);
+      for (int64_t part = 0; part < tile.parts; part++)
+        add_part(task, slot(tile, part, i % groups()));
+      finish(task);
+    }
+    f.meet();
+  }
+  // What one item works on: a tile, and a part of its context where parts are shared.
+  std::pair<int64_t, int64_t> unit(int64_t i) const {
+    return e.shared.empty() ? std::pair<int64_t, int64_t>(i, 0) : e.shared[i];
+  }
+
+  // Starts to bring in the first keys and values of what this thread is likely to take next.
+  void bring(std::pair<int64_t, int64_t> unit, int64_t group, int64_t l) const {
+    const Sequence& sequence = b.sequence[e.tiles[unit.first].sequence];
+    const int64_t first = unit.second * kPartKeys / m.block_size,
+                  kv_head = group * m.kv_heads / groups();
+    const int64_t last = std::min(ceil_div(sequence.context, m.block_size), first + kAhead);
+    for (int64_t block = first; block < last; block++)
+      for (int values = 0; values < 2; values++)
+        cache.bring(cache.head(sequence.block_table[block], l, values, kv_head));
+  }
+  // Where the softmax of a shared part is kept until it is merged.
+  State slot(const AttentionTile& tile, int64_t part, int64_t group) const {
+    float* at = e.partial.data() + ((tile.slot + part) * groups() + group) * e.slot_floats;
+    const int64_t queries = tile.rows * head_group;
+    return {at, at + queries, at + 2 * queries, m.head_dim};
+  }
+
+  void gather_queries(const Task& task) const {
+    float* to = s.queries.data();
+    for (int64_t r = 0; r < task.positions; r++) {
+      const float* q = task.q + r * task.row_stride + task.first_head * m.head_dim;
+      for (int64_t i = 0; i < task.heads * m.head_dim; i++)
+        *to++ = q[i] * (float)m.attention_scale;
+    }
+  }
+  void attend_whole(const Task& task, int64_t parts) const {
+    float highest[kTilePositions * kTileQueries], total[kTilePositions * kTileQueries];
+    const State state{highest, total, s.part_out.data(), m.head_dim};
+    start(task);
+    for (int64_t part = task.oldest() / kPartKeys; part < parts; part++) {
+      attend_part(cache, task, part, (float)m.attention_softcap, s, state);
+      add_part(task, state);
+    }
+    finish(task);
+  }
+  float* output(const Task& task, int64_t query) const {
+    const int64_t row = (task.q - e.qkv.row(0)) / e.qkv.ld + query / task.heads;
+    return e.attended.row(row) + (task.first_head + query % task.heads) * m.head_dim;
+  }
+  void start(const Task& task) const {
+    for (int64_t i = 0; i < task.positions * task.heads; i++) {
+      s.highest[i] = -__builtin_inff(), s.total[i] = 0;
+      memset(output(task, i), 0, m.head_dim * sizeof(float));
+    }
+  }
+  void add_part(const Task& task, const State& part) const {
+    for (int64_t i = 0; i < task.positions * task.heads; i++)
+      merge(s.highest[i], s.total[i], output(task, i), part.highest[i], part.total[i],
+            part.out + i * part.ld, m.head_dim);
+  }
+  void finish(const Task& task) const {
+    for (int64_t i = 0; i < task.positions * task.heads; i++) {
+      float* out = output(task, i);
+      const float inverse = 1.f / s.total[i];
+      for (int64_t d = 0; d < m.head_dim; d++)
+        out[d] *= inverse;
+    }
+  }
+
+  Frame& f;
+  Engine& e;
+  const Model& m;
+  const Batch& b;
+  AttentionScratch& s;
+  const Cache cache;
+  int64_t head_group;  // query heads of a KV head that attend together
+  const Layer* layer = nullptr;
+};
+
+}  // namespace loraplex

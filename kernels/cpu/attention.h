@@ -1,0 +1,211 @@
+// Causal attention over the paged KV cache, for prefill and decode rows alike.
+//
+// Semantics: O[t, h] = sum_j softmax_j(cap(scale Q[t, h] . K[j, g(h)])) V[j, g(h)] over the keys j
+// of t's own sequence with p(t) - window < j <= p(t), p being positions and g mapping heads to KV
+// heads.
+//
+// A block of the cache holds, for each layer, K and then V of each KV head: K as a panel whose
+// outputs are the block's keys ([D/2][keys][2] bf16 or [D][keys] fp32), V as a panel whose outputs
+// are the head's columns ([keys/2][D][2] or [keys][D]).
+//
+// Keys are taken in parts of kPartKeys at fixed places of the sequence. Each part has a softmax of
+// its own, and parts are merged in order (Milakov and Gimelshein, 2018), whether one thread walks
+// them all or several share them: a row's bits depend on its own context only.
+#pragma once
+#include <vector>
+
+#include "rows.h"
+
+namespace loraplex {
+
+constexpr int64_t kPartKeys = 512;
+constexpr int64_t kTilePositions = 8;  // rows of one sequence that share a walk over its keys
+constexpr int64_t kTileQueries = 16;   // and query heads of one KV head
+
+struct Cache {
+  char* data;
+  int64_t block_bytes, head_bytes, block_size, dim, kv_heads;
+  Read read;
+  bool fp32;
+
+  explicit Cache(const Model& m)
+      : data((char*)m.kv),
+        head_bytes(m.block_size * m.head_dim * (m.kv_fp32 ? 4 : 2)),
+        block_size(m.block_size),
+        dim(m.head_dim),
+        kv_heads(m.kv_heads),
+        read(m.kv_fp32 ? Read::fp32 : Read::bf16),
+        fp32(m.kv_fp32) {
+    block_bytes = m.layers * 2 * kv_heads * head_bytes;
+  }
+  char* head(int64_t block, int64_t layer, int values, int64_t kv_head) const {
+    return data + block * block_bytes + ((layer * 2 + values) * kv_heads + kv_head) * head_bytes;
+  }
+  // Starts to bring one head's keys or values of a block into the cache.
+  void bring(const char* head) const {
+    for (int64_t i = 0; i < head_bytes; i += 64)
+      __builtin_prefetch(head + i, 0, 2);
+  }
+  // Before a block's first slot is written: what lies beyond a sequence's last key is multiplied by
+  // zero, which would not silence a NaN that another sequence left.
+  void clear(int64_t block) const { memset(data + block * block_bytes, 0, block_bytes); }
+  // One key and value of one head.
+  void write(int64_t block, int64_t slot, int64_t layer, int64_t kv_head, const float* key,
+             const float* value) const {
+    char *k = head(block, layer, 0, kv_head), *v = head(block, layer, 1, kv_head);
+    if (fp32) {
+      for (int64_t d = 0; d < dim; d++)
+        ((float*)k)[d * block_size + slot] = key[d];
+      memcpy((float*)v + slot * dim, value, dim * sizeof(float));
+    } else {
+      bf16 *pairs = (bf16*)k + slot * 2, *values = (bf16*)v + slot / 2 * dim * 2 + slot % 2;
+      for (int64_t d = 0; d < dim; d += 2) {
+        pairs[d * block_size] = round_bf16(key[d]);
+        pairs[d * block_size + 1] = round_bf16(key[d + 1]);
+      }
+      for (int64_t d = 0; d < dim; d++)
+        values[d * 2] = round_bf16(value[d]);
+    }
+  }
+};
+
+// Softmax state of some query rows: highest score, sum of weights, weighted sum of values.
+struct State {
+  float *highest, *total, *out;  // [queries], [queries], [queries, ld]
+  int64_t ld;
+};
+
+struct Task {
+  const int32_t* block_table;
+  int64_t layer, kv_head, window;
+  int64_t position, positions;  // of the first row; rows
+  int64_t heads, first_head;    // query heads a row has here; in Q and O
+  const float* q;  // scaled; the first row's heads, [positions, heads, dim] with strides
+  int64_t row_stride;
+
+  // The oldest key that a row at a position sees; that any row of the task sees.
+  int64_t first_key(int64_t at) const { return window && at >= window ? at - window + 1 : 0; }
+  int64_t oldest() const { return first_key(position); }
+};
+
+// Work memory of one thread.
+struct AttentionScratch {
+  std::vector<float> scores, part_out, queries;
+  std::vector<float> highest, total;
+  explicit AttentionScratch(int64_t dim)
+      : scores(kTilePositions * kTileQueries * (kPartKeys + 64)),
+        part_out(kTilePositions * kTileQueries * (dim + W)),
+        queries(kTilePositions * kTileQueries * dim),
+        highest(kTilePositions * kTileQueries),
+        total(kTilePositions * kTileQueries) {}
+};
+
+// Merges the softmax of later keys into that of earlier ones, one query row.
+inline void merge(float& highest, float& total, float* out, float part_highest, float part_total,
+                  const float* part_out, int64_t dim) {
+  if (part_total == 0) return;
+  const float top = part_highest > highest ? part_highest : highest;
+  const float keep = exp2(splat((highest - top) * kLog2E))[0],
+              add = exp2(splat((part_highest - top) * kLog2E))[0];
+  for (int64_t d = 0; d < dim; d++)
+    out[d] = out[d] * keep + part_out[d] * add;
+  total = total * keep + part_total * add;
+  highest = top;
+}
+
+// One part of a task's context: whole blocks of keys from `begin` on. Its scores are [queries,
+// keys].
+struct Part {
+  const Cache& cache;
+  const Task& task;
+  AttentionScratch& s;
+  int64_t begin, blocks, keys, queries;
+
+  Part(const Cache& cache, const Task& task, int64_t number, AttentionScratch& s)
+      : cache(cache), task(task), s(s), queries(task.positions * task.heads) {
+    const int64_t size = cache.block_size, after = task.position + task.positions;
+    const int64_t end = (number + 1) * kPartKeys < after ? (number + 1) * kPartKeys : after;
+    begin = (number * kPartKeys > task.oldest() ? number * kPartKeys : task.oldest()) / size * size;
+    blocks = end > begin ? ceil_div(end - begin, size) : 0;
+    keys = blocks * size;
+  }
+  const char* block(int64_t b, int values) const {
+    return cache.head(task.block_table[begin / cache.block_size + b], task.layer, values,
+                      task.kv_head);
+  }
+
+  // Semantics: S[r, j] = Q[r] . K[j].
+  void score() const {
+    const int vectors = (int)(cache.block_size / W);
+    Prefetch none;
+    for (int64_t b = 0; b < blocks; b++) {
+      cache.bring(b + 1 < blocks ? block(b + 1, 0) : block(0, 1));
+      for (int v = 0; v < vectors; v += kVectors) {
+        const int count = vectors - v < kVectors ? vectors - v : kVectors;
+        for (int64_t r = 0; r < queries; r += kTileRows)
+          choose_tile(cache.read, height(r), count)(
+              {s.queries.data() + r * cache.dim, nullptr, cache.dim}, block(b, 0) + v * W * 4,
+              cache.block_size * 4, cache.dim,
+              s.scores.data() + r * keys + b * cache.block_size + v * W, keys, false, nullptr,
+              none);
+      }
+    }
+  }
+
+  // Semantics: P[r, j] = exp(cap(S[r, j]) - max_j) over the keys that row r sees, 0 elsewhere; in
+  // place.
+  void weigh(int64_t r, float softcap, const State& to) const {
+    const int64_t position = task.position + r / task.heads, first = task.first_key(position);
+    float* score = s.scores.data() + r * keys;
+    const F unseen = splat(-__builtin_inff());
+    I key = splat((int32_t)begin) + lane_numbers();
+    F top = unseen, total = {};
+    for (int64_t i = 0; i < keys; i += W, key = key + W) {
+      F x = load(score + i);
+      if (softcap != 0) x = soften(x, softcap);
+      x = (key >= splat((int32_t)first)) & (key <= splat((int32_t)position)) ? x : unseen;
+      top = max(top, x);
+      store(score + i, x);
+    }
+    const F most = splat(highest(top));
+    for (int64_t i = 0; i < keys; i += W) {
+      const F x = load(score + i), weight = x == unseen ? F{} : exp2((x - most) * splat(kLog2E));
+      total = total + weight;
+      store(score + i, weight);
+    }
+    to.highest[r] = most[0];
+    to.total[r] = sum(total);
+  }
+
+  // Semantics: O[r] = sum_j P[r, j] V[j].
+  void add_values(const State& to) const {
+    const Cut cut(cache.dim);
+    Prefetch none;
+    for (int64_t r = 0; r < queries; r++)
+      memset(to.out + r * to.ld, 0, cache.dim * sizeof(float));
+    for (int64_t b = 0; b < blocks; b++) {
+      if (b + 1 < blocks) cache.bring(block(b + 1, 1));
+      for (int64_t p = 0; p < cut.panels; p++) {
+        const Panel at = cut.panel(p);
+        for (int64_t r = 0; r < queries; r += kTileRows)
+          choose_tile(cache.read, height(r), at.count)(
+              {s.scores.data() + r * keys + b * cache.block_size, nullptr, keys},
+              block(b, 1) + at.first * W * 4, cache.dim * 4, cache.block_size,
+              to.out + r * to.ld + at.output(), to.ld, true, nullptr, none);
+      }
+    }
+  }
+  int height(int64_t r) const { return (int)(queries - r < kTileRows ? queries - r : kTileRows); }
+};
+
+// The softmax of the keys of one part, for the query rows in `s.queries` [positions * heads, dim].
+inline void attend_part(const Cache& cache, const Task& task, int64_t number, float softcap,
+                        AttentionScratch& s, const State& to) {
+  const Part part(cache, task, number, s);
+  part.score();
+  for (int64_t r = 0; r < part.queries; r++)
+    part.weigh(r, softcap, to);
+  part.add_values(to);
+}
+
+}  // namespace loraplex

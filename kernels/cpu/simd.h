@@ -1,0 +1,180 @@
+// Vectors of W lanes and the few operations that differ between instruction sets.
+// GCC's vector types carry + - * / < and ?: on every machine; what is spelt here is what they lack
+// or do slowly. The body without AVX is the same code, and the only one that a machine other than
+// x86 needs.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#pragma GCC diagnostic ignored \
+    "-Wpsabi"  // vectors wider than the machine's are passed in memory, within this library only
+
+namespace loraplex {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__) && \
+    defined(__AVX512BF16__)
+#define LPX_AVX512
+constexpr const char* kIsa = "avx512";
+constexpr int W = 16, kTileRows = 8,
+              kVectors = 3;  // lanes; rows and vectors of the largest register tile
+#elif defined(__AVX2__) && defined(__FMA__)
+#define LPX_AVX2
+constexpr const char* kIsa = "avx2";
+constexpr int W = 8, kTileRows = 4, kVectors = 2;
+#else
+constexpr const char* kIsa = "scalar";
+constexpr int W = 8, kTileRows = 4, kVectors = 2;
+#endif
+
+#define LPX_INLINE inline __attribute__((always_inline))
+
+typedef float F __attribute__((vector_size(W * 4)));
+typedef int32_t I __attribute__((vector_size(W * 4)));
+typedef float FLoad __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef int32_t ILoad __attribute__((vector_size(W * 4), aligned(1), may_alias));
+typedef uint16_t bf16;
+
+LPX_INLINE F splat(float x) { return x - F{}; }
+LPX_INLINE I splat(int32_t x) { return x - I{}; }
+LPX_INLINE I lane_numbers() {
+  static const int32_t numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return *(const ILoad*)numbers;
+}
+LPX_INLINE F load(const float* p) { return *(const FLoad*)p; }
+LPX_INLINE I load_raw(const void* p) { return *(const ILoad*)p; }
+LPX_INLINE void store(float* p, F v) { *(FLoad*)p = v; }
+LPX_INLINE F max(F a, F b) { return a > b ? a : b; }
+
+// The first n < W lanes; zeroes follow.
+inline F load_part(const float* p, int64_t n) {
+  alignas(64) float x[W] = {};
+  memcpy(x, p, n * sizeof(float));
+  return load(x);
+}
+// Lanes [i, i + W) of an array of n.
+LPX_INLINE F load_of(const float* p, int64_t i, int64_t n) {
+  return i + W <= n ? load(p + i) : load_part(p + i, n - i);
+}
+
+// a * b + c, rounded once where the machine can.
+LPX_INLINE F fma(F a, F b, F c) {
+#if defined(LPX_AVX512)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(LPX_AVX2)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The sum of all lanes, halves first: one order on every machine.
+inline float sum(F v) {
+  alignas(64) float x[W];
+  store(x, v);
+  for (int n = W / 2; n; n /= 2)
+    for (int i = 0; i < n; i++)
+      x[i] += x[i + n];
+  return x[0];
+}
+inline float highest(F v) {
+  alignas(64) float x[W];
+  store(x, v);
+  for (int i = 1; i < W; i++)
+    x[0] = x[i] > x[0] ? x[i] : x[0];
+  return x[0];
+}
+
+// Lanes hold two bf16: the first in the low half.
+LPX_INLINE F first(I pair) { return (F)(pair << 16); }
+LPX_INLINE F second(I pair) { return (F)(pair & (int32_t)0xffff0000); }
+inline float widen(bf16 x) {
+  uint32_t u = (uint32_t)x << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+// To nearest, ties to even; NaN stays NaN.
+inline bf16 round_bf16(float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  if (x != x) return 0x7fc0;
+  return (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+}
+
+// W int8 as floats.
+LPX_INLINE F load_int8(const int8_t* p) {
+#if defined(LPX_AVX512)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(LPX_AVX2)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+  F v;
+  for (int i = 0; i < W; i++)
+    v[i] = p[i];
+  return v;
+#endif
+}
+// 2 W int8 as int16, two to a lane.
+LPX_INLINE I load_int8_pairs(const int8_t* p) {
+#if defined(LPX_AVX512)
+  return (I)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(LPX_AVX2)
+  return (I)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+#else
+  I v;
+  for (int i = 0; i < W; i++)
+    v[i] = (int32_t)((uint32_t)(uint16_t)p[2 * i] | (uint32_t)(uint16_t)p[2 * i + 1] << 16);
+  return v;
+#endif
+}
+// acc + the sum of the products of each lane's two int16.
+LPX_INLINE I dot_int16(I acc, I a, I b) {
+#if defined(LPX_AVX512)
+  return (I)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#elif defined(LPX_AVX2)
+  return acc + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  return acc + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+// acc + the sum of the products of each lane's two bf16.
+LPX_INLINE F dot_bf16(F acc, I a, I b) {
+#if defined(LPX_AVX512)
+  return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+#else
+  return fma(second(a), second(b), fma(first(a), first(b), acc));
+#endif
+}
+LPX_INLINE F to_float(I v) {
+#if defined(LPX_AVX512)
+  return _mm512_cvtepi32_ps((__m512i)v);
+#elif defined(LPX_AVX2)
+  return _mm256_cvtepi32_ps((__m256i)v);
+#else
+  return __builtin_convertvector(v, F);
+#endif
+}
+// To the nearest integer, |x| < 2^22.
+LPX_INLINE F nearest(F x) {
+  const F big = splat(12582912.f);  // 1.5 * 2^23: its unit is 1
+  return (x + big) - big;
+}
+// 2^x for x <= 0, to 2e-7 relative; 0 below 2^-126. The polynomial is the minimax one of degree 5
+// on [-1/2, 1/2].
+LPX_INLINE F exp2(F x) {
+  const F low = splat(-126.f);
+  F y = x > low ? x : low, n = nearest(y), f = y - n;
+  F p = splat(1.33976015e-3f);
+  p = fma(p, f, splat(9.61815726e-3f));
+  p = fma(p, f, splat(5.55033945e-2f));
+  p = fma(p, f, splat(2.40226522e-1f));
+  p = fma(p, f, splat(6.93147182e-1f));
+  p = fma(p, f, splat(1.f));
+  const I exponent = (I)(n + splat(12582912.f)) << 23;  // n stands in the low bits of this sum
+  return x >= low ? (F)((I)p + exponent) : F{};
+}
+constexpr float kLog2E = 1.44269504f;
+
+}  // namespace loraplex
