@@ -18,14 +18,15 @@ import zmq
 
 from loraplex.engine import settings as knobs
 from loraplex.engine.core import Engine
-from loraplex.engine.executor import load_executor
 from loraplex.engine.images import BaseManifest, ImageStore
+from loraplex.engine.load import load_executor
 from loraplex.engine.log import configure
 from loraplex.engine.model.config import ModelError
 from loraplex.engine.parent import end_with_parent
 from loraplex.engine.residency import Residency
 from loraplex.engine.waker import Waker
 from loraplex.engine.worker import Worker
+from loraplex.kernels.dispatch import BackendError
 
 READY_LINE = "ready"  # what a supervisor waits for, alone on its line
 
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     configure()
     try:
         serve(options, knobs.from_arguments(options))
-    except (knobs.SettingsError, ModelError, OSError, zmq.ZMQError) as error:
+    except (knobs.SettingsError, ModelError, BackendError, OSError, zmq.ZMQError) as error:
         log.error("cannot start: %s", error)
         return 2
     except Exception:
@@ -51,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
 def serve(options: argparse.Namespace, settings: knobs.EngineSettings) -> None:
     """Load the base and serve until told to stop.
 
-    Raises `SettingsError`, `ModelError`, `OSError` or `zmq.ZMQError` when what was asked for
-    cannot be done.
+    Raises `SettingsError`, `ModelError`, `BackendError`, `OSError` or `zmq.ZMQError` when what was
+    asked for cannot be done.
     """
     manifest, started = _read_manifest(options.base), time.monotonic()
     log.info("loading weights of %s", manifest.name)
@@ -68,6 +69,7 @@ def serve(options: argparse.Namespace, settings: knobs.EngineSettings) -> None:
             executor.add_image,
             executor.remove_image,
             waker.set,
+            measure=executor.image_bytes,
         )
         stack.callback(residency.close)
         engine = Engine(executor, residency, settings, manifest)

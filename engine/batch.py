@@ -6,8 +6,8 @@ knows ints; it refuses to know torch, and why these sequences were chosen.
 
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Protocol, TypeVar
+from itertools import accumulate, groupby
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,7 @@ class Part(Protocol):
 P = TypeVar("P", bound=Part)
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Rows `[start, end)` run under `image`; rows in no segment run on the bare base."""
 
     image: str
@@ -48,8 +47,7 @@ class Segment:
     end: int
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """One sequence's rows `[start, end)`; `context` tokens have KV after the step."""
 
     start: int
@@ -78,11 +76,13 @@ def build(scheduled: Sequences[P], block_size: int) -> tuple[Batch, list[P]]:
     order = sorted(scheduled, key=lambda part: part.sequence.image or "")
     spans = _spans(order)
     batch = Batch(
-        token_ids=_concatenate([p.sequence.token_ids[p.start : p.start + p.count] for p in order]),
-        positions=_concatenate([range(p.start, p.start + p.count) for p in order]),
+        token_ids=_ints(
+            [t for p in order for t in p.sequence.token_ids[p.start : p.start + p.count]]
+        ),
+        positions=_ints([i for p in order for i in range(p.start, p.start + p.count)]),
         spans=spans,
         block_tables=tuple(
-            np.array(part.sequence.block_table[: -(-span.context // block_size)], np.int32)
+            _ints(part.sequence.block_table[: -(-span.context // block_size)])
             for part, span in zip(order, spans, strict=True)
         ),
         segments=_segments(order, spans),
@@ -93,17 +93,15 @@ def build(scheduled: Sequences[P], block_size: int) -> tuple[Batch, list[P]]:
 
 def _wanted(order: Sequences[Part], spans: tuple[Span, ...]) -> Ints:
     pairs = zip(order, spans, strict=True)
-    return np.array(
-        [s.end - 1 for p, s in pairs if s.context == len(p.sequence.token_ids)], np.int32
-    )
+    return _ints([s.end - 1 for p, s in pairs if s.context == len(p.sequence.token_ids)])
 
 
-def _concatenate(pieces: Sequences[Sequences[int]]) -> Ints:
-    return np.concatenate([np.empty(0, np.int32), *(np.array(p, np.int32) for p in pieces)])
+def _ints(numbers: list[int]) -> Ints:
+    return np.array(numbers, np.int32)
 
 
 def _spans(order: Sequences[Part]) -> tuple[Span, ...]:
-    ends = np.cumsum([part.count for part in order]).tolist()
+    ends = accumulate(part.count for part in order)
     return tuple(
         Span(end - part.count, end, part.start + part.count)
         for part, end in zip(order, ends, strict=True)

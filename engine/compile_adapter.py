@@ -2,6 +2,8 @@
 
     python -m loraplex.engine.compile_adapter SOURCE --base base.json --out FILE [--dtype bf16]
 
+The dtype is bf16, fp32, or int8 with one scale a row, which halves an adapter's bytes.
+
 SOURCE holds `adapter_config.json` and `adapter_model.safetensors`; nothing else in it is opened.
 Prints one line of JSON and exits with 0 (a `Report`) or 3 (`{"reasons": [...]}`); exits with 2 and
 a sentence on stderr when it could not work. The same input gives the same digest.

@@ -175,10 +175,10 @@ class Engine:
         _mark_scheduled(plan)
         try:
             batch, order = build(plan.scheduled, self._pool.block_size)
-            logits = self._executor.execute(batch)
+            outcome = self._executor.execute(batch)
             self._scheduler.commit(order)
             wanting = [part.sequence for part in order if part.sequence.pending == 0]
-            choices = sample(logits, wanting)
+            choices = sample(outcome, wanting)
         except Exception:
             log.exception("a step failed; its %d requests end", len(plan.scheduled))
             for part in plan.scheduled:

@@ -6,8 +6,6 @@ refuses to know requests, sampling and where images come from.
 """
 
 import functools
-import math
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -16,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loraplex.engine.batch import Batch
-from loraplex.engine.images import BaseManifest, ImageHeader
-from loraplex.engine.memory import available_bytes
+from loraplex.engine.images import ImageHeader
 from loraplex.engine.model.adapter import Adapter, make_resident
-from loraplex.engine.model.config import ModelConfig, read_model_config
-from loraplex.engine.model.decoder import Decoder, Step, load_decoder
-from loraplex.engine.settings import EngineSettings
+from loraplex.engine.model.decoder import Decoder
+from loraplex.engine.model.operators import ReferenceOperators, Step
+from loraplex.engine.outcome import Outcome, outcome_of
 from loraplex.kernels.attention_plan import AttentionPlan, Context, plan_attention
 from loraplex.kernels.kv_cache import KVCache, token_blocks
 from loraplex.kernels.sgmv import Segment
@@ -31,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Executor(Protocol):
-    """Computes logits. `image_budget_bytes` is what the blocks of resident images may add up to."""
+    """Computes logits. `image_budget_bytes` is what the `image_bytes` of resident images may be."""
 
     num_blocks: int
     block_size: int
@@ -48,8 +45,12 @@ class Executor(Protocol):
         """Forget a resident image."""
         ...
 
-    def execute(self, batch: Batch) -> Tensor:
-        """Logits `[W, vocabulary]` fp32 of the wanted rows; writes all rows' KV."""
+    def image_bytes(self, header: ImageHeader) -> int:
+        """Bytes of an image once it is resident."""
+        ...
+
+    def execute(self, batch: Batch) -> Outcome:
+        """The outcome of the wanted rows; writes all rows' KV."""
         ...
 
 
@@ -80,11 +81,19 @@ class TorchExecutor:
         """Forget a resident image."""
         del self._images[digest]
 
+    def image_bytes(self, header: ImageHeader) -> int:
+        """Bytes of the image's block; the budget allows for what they become as fp32."""
+        return header.block_bytes
+
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> Tensor:
-        """Logits `[W, vocabulary]` fp32 of the wanted rows; writes all rows' KV."""
-        hidden = self._decoder.forward(self._step(batch), self._cache)
-        return self._decoder.logits(hidden.index_select(0, _int64(batch.wanted)))
+    def execute(self, batch: Batch) -> Outcome:
+        """The outcome of the wanted rows; writes all rows' KV."""
+        return outcome_of(self._decoder.forward(self.operators(batch)))
+
+    def operators(self, batch: Batch) -> ReferenceOperators:
+        """The operators of one step; clears the blocks that it starts."""
+        decoder = self._decoder
+        return ReferenceOperators(decoder.config, decoder.rotary, self._cache, self._step(batch))
 
     def _step(self, batch: Batch) -> Step:
         """Tensors of a batch; clears the blocks that it starts."""
@@ -97,6 +106,7 @@ class TorchExecutor:
             self._cache.slot_index(blocks, offsets),
             self._plans(batch),
             functools.partial(_segments, self._adapters(batch)),
+            _int64(batch.wanted),
         )
 
     def _plans(self, batch: Batch) -> dict[int | None, AttentionPlan]:
@@ -123,33 +133,3 @@ def _segments(
 
 def _int64(array: NDArray[np.integer]) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
-
-
-def load_executor(manifest: BaseManifest, settings: EngineSettings) -> Executor:
-    """Load the base and size its KV cache by what memory is left.
-
-    Raises `ModelError` when the decoder cannot run the model, `OSError` when it cannot be read.
-    """
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    directory = Path(manifest.path)
-    config = read_model_config(directory)
-    length = min(settings.max_model_len or config.max_positions, config.max_positions)
-    dtype = DTYPES["float32" if settings.dtype == "auto" else settings.dtype]
-    decoder = load_decoder(directory, config, dtype, length)
-    kv_bytes, image_bytes = settings.memory_shares(available_bytes())
-    return TorchExecutor(
-        decoder,
-        block_size=settings.block_size,
-        num_blocks=count_blocks(config, dtype, settings, length, kv_bytes),
-        image_budget_bytes=image_bytes // RESIDENT_PER_BLOCK,
-    )
-
-
-def count_blocks(
-    config: ModelConfig, dtype: torch.dtype, settings: EngineSettings, length: int, kv_bytes: int
-) -> int:
-    """Blocks that fit `kv_bytes`, and no more than all sequences at full `length` can use."""
-    token = 2 * config.num_layers * config.kv_size * dtype.itemsize
-    useful = settings.max_num_seqs * math.ceil(length / settings.block_size)
-    return min(kv_bytes // (token * settings.block_size), useful)

@@ -1,10 +1,11 @@
-"""Floats in files and in images: F16, BF16 and F32 tensors, and casts that lose the least.
+"""Numbers in files and in images: F16, BF16 and F32 tensors, and casts that lose the least.
 
 NumPy has no bfloat16: it is held as the `uint16` of its bits. This file knows number formats only.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,19 @@ from loraplex.engine.images import ImageDtype
 from loraplex.engine.safetensors_header import Tensor
 
 Floats = npt.NDArray[np.float32]
-Served = npt.NDArray[Any]  # float32, or the bits of bfloat16 as uint16
+Served = npt.NDArray[Any]  # float32, int8, or the bits of bfloat16 as uint16
+
+INT8_MAX = 127  # -128 is not used, so that a row and its negative are stored alike
 
 _STORED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
+
+
+@dataclass(frozen=True)
+class ServedRows:
+    """A matrix as an image holds it: row i means `scale[i] · values[i]`."""
+
+    values: Served  # [rows, columns]
+    scale: Floats  # [rows]; ones, unless the values are int8
 
 
 def read_floats(path: Path, tensor: Tensor) -> Floats:
@@ -33,7 +44,20 @@ def widen(values: Served) -> Floats:
     return values.astype("<f4", copy=False)
 
 
-def cast(values: Floats, dtype: ImageDtype) -> Served:
+def serve_rows(values: Floats, dtype: ImageDtype) -> ServedRows:
+    """Store `[rows, columns]` in `dtype`.
+
+    As int8 a row's largest number becomes ±127, so no number is off by more than half of the row's
+    scale, a 254th of that largest one. A row of zeros has scale 0.
+    """
+    if dtype != "int8":
+        return ServedRows(cast(values, dtype), np.ones(len(values), "<f4"))
+    scale = (np.abs(values).max(axis=1) / INT8_MAX).astype("<f4")
+    steps = np.divide(values, scale[:, None], out=np.zeros_like(values), where=scale[:, None] > 0)
+    return ServedRows(np.rint(steps).clip(-INT8_MAX, INT8_MAX).astype(np.int8), scale)
+
+
+def cast(values: Floats, dtype: Literal["bf16", "fp32"]) -> Served:
     """Round to the nearest number of `dtype`, ties to even; numbers of `dtype` keep their bits.
 
     What is too large becomes infinite.

@@ -32,10 +32,11 @@ class Failure(NamedTuple):
 
 
 class Located(NamedTuple):
-    """An image on local disk, unverified, and the bytes that its block will take."""
+    """An image on local disk, unverified, with the bytes that it will take."""
 
     path: Path
     block_bytes: int
+    most_bytes: int  # of host memory, and then of device memory
 
 
 class Loaded(NamedTuple):
@@ -46,11 +47,21 @@ class Loaded(NamedTuple):
 
 
 class ImageFetcher:
-    """Fetches images that were compiled for one base and fit into `budget_bytes`."""
+    """Fetches images that were compiled for one base and fit into `budget_bytes`.
 
-    def __init__(self, store: ImageStore, cache: Path, base: str, budget_bytes: int) -> None:
+    `measure` tells how many bytes an image takes on the device.
+    """
+
+    def __init__(
+        self,
+        store: ImageStore,
+        cache: Path,
+        base: str,
+        budget_bytes: int,
+        measure: Callable[[ImageHeader], int],
+    ) -> None:
         self._store, self._cache = store, cache
-        self._base, self._budget = base, budget_bytes
+        self._base, self._budget, self._measure = base, budget_bytes, measure
 
     def locate(self, digest: str) -> Located | Failure:
         """Make sure that the image is on local disk."""
@@ -70,12 +81,13 @@ class ImageFetcher:
             return Failure("invalid_request", str(error))
         path = self._store.fetch(digest, self._cache)
         with path.open("rb") as file:
-            read_header(file)
+            header = read_header(file)
             size = path.stat().st_size - file.tell()
-        if size > self._budget:
+        most = max(size, self._measure(header))
+        if most > self._budget:
             room = f"all images together may take {self._budget}"
-            return Failure("invalid_request", f"{_short(digest)} takes {size} bytes; {room}")
-        return Located(path, size)
+            return Failure("invalid_request", f"{_short(digest)} takes {most} bytes; {room}")
+        return Located(path, size, most)
 
     def _read(self, digest: str, located: Located) -> Loaded | Failure:
         header, block = read_image(located.path, digest)

@@ -6,7 +6,8 @@ of the whole file, so `sha256sum` checks one. For each (layer, projection) that 
 the header gives, with slices as in `PROJECTIONS`:
 
 - `a`: offset of A, `[sum of the slices' ranks, in_features]` in the image's dtype, slices stacked
-- `scale`: offset of one fp32 multiplier per row of A (scaling, composition weight, quantisation)
+- `scale`: offset of one fp32 multiplier per row of A (scaling, composition weight, quantisation: in
+  an int8 image, what a step of that row of A times a step of that row of Bᵀ is worth)
 - per slice: `rank`, and offsets of Bᵀ `[rank, out_features]` in the image's dtype, of an fp32 gain
   row `[out_features]` (DoRA) and of an fp32 bias row `[out_features]`; -1 where there is none.
 
@@ -36,11 +37,11 @@ PROJECTIONS: dict[str, tuple[str, ...]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-ITEM_SIZE = {"bf16": 2, "fp32": 4}
+ITEM_SIZE = {"bf16": 2, "fp32": 4, "int8": 1}
 MAX_HEADER_BYTES = 16 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
-ImageDtype = Literal["bf16", "fp32"]
+ImageDtype = Literal["bf16", "fp32", "int8"]
 
 
 class ImageError(ValueError):

@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from loraplex.engine.base_weights import BaseWeights
-from loraplex.engine.float_arrays import Floats, Served, cast, read_floats, widen
+from loraplex.engine.float_arrays import Floats, ServedRows, read_floats, serve_rows, widen
 from loraplex.engine.images import PROJECTIONS, BaseManifest, ImageBuilder, ImageDtype, SliceData
 from loraplex.engine.peft_format import LoraModule
 from loraplex.engine.reasons import Findings
 from loraplex.engine.safetensors_header import Tensor
+
+Doubles = npt.NDArray[np.float64]
 
 NORM_ROWS = 512  # rows of a base weight that are widened to float64 at a time
 
@@ -98,21 +100,23 @@ class _Compiler:
 
     def arrays(self, module: LoraModule) -> _Arrays:
         """The module's arrays in the serving dtype; the optional rows are float32."""
-        a, b = self._served(module, "A", module.a), self._served(module, "B", module.b)
+        a = self._served(module, "A", self._read(module, "A", module.a))
+        b = self._served(module, "B", self._read(module, "B", module.b).T)
+        scale = module.scaling * a.scale.astype(np.float64) * b.scale
+        self._check_finite(module, "scale", scale.astype("<f4"))
         bias = self._bias(module, module.bias) if module.bias else None
-        wide_a, wide_b = widen(a), widen(b)
-        gain = self._gain(module, module.magnitude, wide_a, wide_b) if module.magnitude else None
-        is_idle = not (wide_a.any() and wide_b.any() and module.scaling)
+        gain = self._gain(module, module.magnitude, a, b, scale) if module.magnitude else None
+        is_idle = not (widen(a.values).any() and widen(b.values).any() and scale.any())
         if is_idle and gain is None and (bias is None or not bias.any()):
             self._idle.append(_path(module))
         part = SliceData(
             module.rank,
-            b.shape[0],
-            np.ascontiguousarray(b.T).tobytes(),
+            b.values.shape[1],
+            b.values.tobytes(),
             None if gain is None else gain.tobytes(),
             None if bias is None else bias.tobytes(),
         )
-        return _Arrays(a.tobytes(), np.full(module.rank, module.scaling, "<f4").tobytes(), part)
+        return _Arrays(a.values.tobytes(), scale.astype("<f4").tobytes(), part)
 
     def check_effect(self, modules: int) -> None:
         """Warn of linears, or of a whole adapter, that leave the base as it is."""
@@ -123,21 +127,23 @@ class _Compiler:
         for path in self._idle:
             self._findings.warn("no_effect", f"{path} changes nothing: its B is zero", cure)
 
-    def _served(self, module: LoraModule, part: str, tensor: Tensor) -> Served:
-        values = cast(self._read(module, part, tensor), self._dtype)
-        self._check_finite(module, part, widen(values))
-        return values
+    def _served(self, module: LoraModule, part: str, values: Floats) -> ServedRows:
+        rows = serve_rows(np.ascontiguousarray(values), self._dtype)
+        self._check_finite(module, part, widen(rows.values))
+        return rows
 
     def _bias(self, module: LoraModule, tensor: Tensor) -> Floats:
         """PEFT scales all that comes out of B, its bias too."""
         return self._read(module, "bias", tensor) * np.float32(module.scaling)
 
-    def _gain(self, module: LoraModule, tensor: Tensor, a: Floats, b: Floats) -> Floats:
-        """DoRA's `m / ‖W + scaling · B A‖` for each output, of the weights as they are served."""
+    def _gain(
+        self, module: LoraModule, tensor: Tensor, a: ServedRows, b: ServedRows, scale: Doubles
+    ) -> Floats:
+        """DoRA's `m / ‖W + B · scale · A‖` for each output, of the weights as they are served."""
         if self._base_weights is None:
             self._base_weights = BaseWeights(Path(self._base.path))
         weight = self._base_weights.read(module.layer, module.name)
-        norms = row_norms(weight, a, b, module.scaling)
+        norms = row_norms(weight, widen(a.values), widen(b.values), scale)
         with np.errstate(divide="ignore", invalid="ignore"):
             gain = (self._read(module, "magnitude", tensor) / norms).astype("<f4")
         self._check_finite(module, "magnitude", gain)
@@ -154,16 +160,16 @@ class _Compiler:
             self._findings.reject("not_finite", detail, _TRAIN_AGAIN)
 
 
-def row_norms(weight: Floats, a: Floats, b: Floats, scaling: float) -> npt.NDArray[np.float64]:
-    """`‖W + scaling · B A‖` of each row, `[out]`, summed in float64 so that it rounds one way.
+def row_norms(weight: Floats, a: Floats, b: Floats, scale: Doubles) -> Doubles:
+    """`‖W + B · scale · A‖` of each row, `[out]`, summed in float64 so that it rounds one way.
 
-    Shapes: `weight` `[out, in]`, `a` `[rank, in]`, `b` `[out, rank]`.
+    Shapes: `weight` `[out, in]`, `a` `[rank, in]`, `scale` `[rank]`; `b` is Bᵀ, `[rank, out]`.
     """
     norms = np.empty(len(weight), np.float64)
-    wide_a = a.astype(np.float64) * scaling
+    wide_a, wide_b = a.astype(np.float64) * scale[:, None], b.T.astype(np.float64, order="C")
     for start in range(0, len(weight), NORM_ROWS):
         rows = slice(start, start + NORM_ROWS)
-        merged = weight[rows].astype(np.float64) + b[rows].astype(np.float64) @ wide_a
+        merged = weight[rows].astype(np.float64) + wide_b[rows] @ wide_a
         norms[rows] = np.sqrt(np.einsum("oi,oi->o", merged, merged))
     return norms
 

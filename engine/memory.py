@@ -14,8 +14,8 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min([machine, *_cgroup_v2(root), *_cgroup_v1(root)])
 
 
-def _cgroup_v2(root: Path) -> list[int]:
-    """What is left in the process's cgroup and in each one above it."""
+def own_groups(root: Path) -> list[Path]:
+    """Folders of the process's cgroup, of version 2, and of each one above it."""
     top = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -23,7 +23,11 @@ def _cgroup_v2(root: Path) -> list[int]:
         return []
     own = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
     groups = [top / own, *(top / own).parents]
-    return [b for group in groups if group.is_relative_to(top) for b in _left(group, *_V2)]
+    return [group for group in groups if group.is_relative_to(top)]
+
+
+def _cgroup_v2(root: Path) -> list[int]:
+    return [left for group in own_groups(root) for left in _left(group, *_V2)]
 
 
 def _cgroup_v1(root: Path) -> list[int]:

@@ -52,13 +52,19 @@ class _Image:
         self.bytes = 0  # of host memory while it is read or waits, then of device memory
 
 
+def block_bytes(header: ImageHeader) -> int:
+    """Bytes of an image's block."""
+    return header.block_bytes
+
+
 class Residency:
     """Keeps images resident by need, within `budget_bytes` of device memory.
 
     `load(digest, header, block)` makes an image resident and may keep the block; if it raises, only
     that image fails. `unload(digest)` must not raise. Both run in `poll`, which the engine loop
     calls before each step; `wake` is called from threads when there is something to poll. Host
-    memory for images on their way is bounded by `budget_bytes` too.
+    memory for images on their way is bounded by `budget_bytes` too. `measure` tells how many bytes
+    of device memory an image takes, by default those of its block.
     """
 
     def __init__(
@@ -71,9 +77,10 @@ class Residency:
         unload: Callable[[str], None],
         wake: Callable[[], None],
         *,
+        measure: Callable[[ImageHeader], int] = block_bytes,
         pool: Executor | None = None,
     ) -> None:
-        self._fetcher = ImageFetcher(store, cache, base_fingerprint, budget_bytes)
+        self._fetcher = ImageFetcher(store, cache, base_fingerprint, budget_bytes, measure)
         self._load, self._unload, self._wake = load, unload, wake
         self._pool = pool or ThreadPoolExecutor(FETCHERS, thread_name_prefix="image")
         self._waiting: dict[str, _Image] = {}  # not on the device, oldest first
@@ -208,7 +215,7 @@ class Residency:
         for digest, image in waiting:
             if image.located is None or image.job is not None or image.loaded is not None:
                 continue
-            size = image.located.block_bytes
+            size = image.located.most_bytes
             if max(taken, self.staged_bytes) + size <= self.budget_bytes:
                 taken += size
                 self._stage(image, size)

@@ -7,109 +7,151 @@ generated token, so a seed reproduces in any batch and after a preemption.
 
 The order is: repetition, frequency and presence penalties, logit bias, temperature, top-k, top-p
 over what top-k left, min-p. Tokens as likely as the last one that a limit keeps are kept too.
+
+A greedy row without penalties takes the token that the executor found and its logits are not read.
+The rows that draw take turns: one row fits a core's cache, a matrix of them costs more in page
+faults than in arithmetic. After its softmax a row looks only at tokens that its limits could keep,
+or, without limits, at one block of tokens.
 """
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from loraplex.engine.outcome import Outcome, outcome_of
+from loraplex.engine.philox import uniform
 from loraplex.engine.protocol import Sampling, TokenLogprob
 from loraplex.engine.sequence import Sequence
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy
-WINDOW = 256  # likeliest tokens looked at before all of them are sorted
+BLOCK = 256  # tokens that are summed together when a row has no limits
+LIKELY = 2048  # tokens with this part of what top-p leaves out are looked at first
+
+Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A chosen token, and its log-probability where the request asked for one."""
 
     token_id: int
     logprob: TokenLogprob | None
 
 
-@torch.inference_mode()
-def sample(logits: torch.Tensor, sequences: Rows[Sequence]) -> list[Choice | None]:
-    """Choose a token for each row of `logits`, float32 `[W, vocabulary]`, on any device.
+def sample(outcome: Outcome, sequences: Rows[Sequence]) -> list[Choice | None]:
+    """Choose a token for each row of `outcome`, on any device.
 
     Row i belongs to `sequences[i]`, whose `token_ids` are those known so far. A row that holds NaN
     or infinity has no distribution to choose from: its choice is None.
     """
-    adjusted = _adjust(logits, sequences)
-    peaks, likeliest = adjusted.max(dim=-1)
-    finite, tokens = torch.isfinite(peaks).tolist(), likeliest.tolist()
-    choices: list[Choice | None] = []
+    adjusted = _adjust(outcome, sequences)
+    tokens = adjusted.likeliest.tolist()
+    finite = [peak == peak for peak in adjusted.peak.tolist()]
     for i, sequence in enumerate(sequences):
-        if not finite[i]:
-            choices.append(None)
-            continue
-        token = tokens[i]
-        if not _is_greedy(sequence.sampling):
-            token = _draw(adjusted[i] - peaks[i], sequence.sampling, sequence.generated)
-        choices.append(Choice(token, _logprob(logits[i], token, sequence.sampling.logprobs)))
-    return choices
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing but the seed and the position."""
-    bits = np.random.Philox(key=seed & (2**64 - 1), counter=[0, position, 0, 0])
-    return float(np.random.Generator(bits).random())
+        if finite[i] and not _is_greedy(sequence.sampling):
+            temperature = sequence.sampling.temperature
+            row = _probabilities(adjusted.logits[i], adjusted.peak[i], temperature)
+            tokens[i] = _draw(row, sequence.sampling, sequence.generated)
+    return [
+        Choice(token, _logprob(outcome.logits, i, token, sequence.sampling.logprobs))
+        if finite[i]
+        else None
+        for i, (token, sequence) in enumerate(zip(tokens, sequences, strict=True))
+    ]
 
 
 def _is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < GREEDY_BELOW
 
 
-def _draw(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
-    """Invert the cumulative distribution; `logits` `[vocabulary]`, the largest is 0."""
-    probabilities = torch.softmax(logits / sampling.temperature, dim=-1)
-    floor = _floor(probabilities, sampling)
-    if floor > 0:
-        probabilities = torch.where(probabilities >= floor, probabilities, 0.0)
-    cumulative = torch.cumsum(probabilities, dim=-1, dtype=torch.float64)
-    target = cumulative[-1] * uniform(sampling.seed, position)
-    return int(torch.searchsorted(cumulative, target, right=True))
+def _probabilities(logits: torch.Tensor, peak: torch.Tensor, temperature: float) -> Floats:
+    """Probabilities of one row of logits, `[vocabulary]`, the largest of which is `peak`."""
+    row = (logits - peak).div_(temperature)
+    probabilities: Floats = torch.softmax(row, dim=-1, out=row).cpu().numpy()
+    return probabilities
 
 
-def _floor(probabilities: torch.Tensor, sampling: Sampling) -> float:
-    """The least probability that top-k, top-p and min-p keep."""
-    floor = 0.0
-    if 0 < sampling.top_k < len(probabilities) or sampling.top_p < 1:
-        floor = _floor_of_top(probabilities, sampling.top_k, sampling.top_p)
-    if sampling.min_p > 0:
-        floor = max(floor, sampling.min_p * float(probabilities.max()))
+def _draw(probabilities: Floats, sampling: Sampling, position: int) -> int:
+    """Draw from `[vocabulary]` what the limits keep of it."""
+    share = uniform(sampling.seed, position)
+    if not (_limits_rank(sampling, probabilities) or sampling.top_p < 1 or sampling.min_p):
+        return _draw_from_all(probabilities, share)
+    tokens = _candidates(probabilities, sampling)
+    kept = probabilities[tokens]
+    floor = _floor(kept, sampling, _limits_rank(sampling, probabilities))
+    sums = np.cumsum(np.where(kept >= floor, kept, 0), dtype=np.float64)
+    return int(tokens[_place(sums, share)])
+
+
+def _limits_rank(sampling: Sampling, probabilities: Floats) -> bool:
+    return 0 < sampling.top_k < len(probabilities)
+
+
+def _draw_from_all(probabilities: Floats, share: float) -> int:
+    """Choose a block of tokens by its mass, then one of its tokens: a tenth of a running sum."""
+    starts = np.arange(0, len(probabilities), BLOCK)
+    sums = np.cumsum(np.add.reduceat(probabilities, starts), dtype=np.float64)
+    block = _place(sums, share)
+    before = float(sums[block - 1]) if block else 0.0
+    rest = (float(sums[-1]) * share - before) / (float(sums[block]) - before)
+    tokens = probabilities[block * BLOCK : (block + 1) * BLOCK]
+    return block * BLOCK + _place(np.cumsum(tokens, dtype=np.float64), rest)
+
+
+def _place(sums: NDArray[np.float64], share: float) -> int:
+    """Where running sums pass `share`, in [0, 1], of the whole; what is there has some mass."""
+    place = np.searchsorted(sums, sums[-1] * share, side="right")
+    return int(min(place, np.searchsorted(sums, sums[-1])))
+
+
+def _candidates(probabilities: Floats, sampling: Sampling) -> NDArray[np.intp]:
+    """Tokens in their order, among which are all that the limits keep."""
+    if _limits_rank(sampling, probabilities):
+        place = len(probabilities) - sampling.top_k
+        return np.flatnonzero(probabilities >= np.partition(probabilities, place)[place])
+    least = sampling.min_p * float(probabilities.max()) if sampling.min_p else 0.0
+    others = 1 - sampling.top_p
+    likely = np.flatnonzero(probabilities >= max(least, others / LIKELY))
+    if not others or probabilities[likely].sum(dtype=np.float64) >= sampling.top_p:
+        return likely
+    # All tokens under `others / vocabulary` are less than `others`; half leaves room for rounding.
+    return np.flatnonzero(probabilities >= max(least, others / len(probabilities) / 2))
+
+
+def _floor(kept: Floats, sampling: Sampling, limits_rank: bool) -> float:
+    """The least probability that the limits keep, of `kept`, which holds all that are as large.
+
+    Of top-k and top-p it is that of the last token of the shortest prefix, likeliest first, which
+    has `top_k` tokens or `top_p` of those tokens' mass.
+    """
+    floor = sampling.min_p * float(kept.max()) if sampling.min_p else 0.0
+    if sampling.top_p < 1:
+        ordered = np.sort(kept)[::-1]
+        sums = np.cumsum(ordered, dtype=np.float64)
+        k = sampling.top_k if limits_rank else len(kept)
+        whole = sums[k - 1] if limits_rank else 1.0
+        last = np.searchsorted(sums, sampling.top_p * whole)
+        floor = max(floor, float(ordered[min(int(last), k - 1)]))
     return floor
 
 
-def _floor_of_top(probabilities: torch.Tensor, top_k: int, top_p: float) -> float:
-    """Probability of the last token of the shortest prefix, likeliest first, that both allow.
-
-    The prefix has at most `top_k` tokens and at least `top_p` of those tokens' mass.
-    """
-    vocabulary = len(probabilities)
-    k = top_k if 0 < top_k < vocabulary else vocabulary
-    window = min(max(WINDOW, top_k), vocabulary)
-    ordered = torch.topk(probabilities, window).values
-    cumulative = torch.cumsum(ordered, dim=-1, dtype=torch.float64)
-    wanted = top_p * (float(cumulative[k - 1]) if k <= window else 1.0)
-    if k > window and cumulative[-1] < wanted:
-        ordered = torch.sort(probabilities, descending=True).values
-        cumulative = torch.cumsum(ordered, dim=-1, dtype=torch.float64)
-    last = int(torch.searchsorted(cumulative, wanted)) if top_p < 1 else k - 1
-    return float(ordered[min(last, k - 1)])
-
-
-def _adjust(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
-    """Logits after penalties and biases; the same tensor where no row asks for any."""
+def _adjust(outcome: Outcome, sequences: Rows[Sequence]) -> Outcome:
+    """The outcome after penalties and biases; the same one where no row asks for any."""
     rows = [i for i, sequence in enumerate(sequences) if _is_adjusted(sequence.sampling)]
     if not rows:
-        return logits
-    adjusted = logits.clone()
-    for i in rows:
-        _penalise(adjusted[i], sequences[i])
-    return adjusted
+        return outcome
+    index = torch.tensor(rows, device=outcome.logits.device)
+    logits = outcome.logits.index_select(0, index)
+    for row, i in zip(logits, rows, strict=True):
+        _penalise(row, sequences[i])
+    adjusted = outcome_of(logits)
+    return Outcome(
+        outcome.logits.index_copy(0, index, logits),
+        outcome.likeliest.index_copy(0, index, adjusted.likeliest),
+        outcome.peak.index_copy(0, index, adjusted.peak),
+    )
 
 
 def _is_adjusted(s: Sampling) -> bool:
@@ -142,11 +184,11 @@ def _counts(token_ids: list[int], device: torch.device) -> tuple[torch.Tensor, t
     return torch.from_numpy(seen).to(device), torch.from_numpy(counts).to(device, torch.float32)
 
 
-def _logprob(row: torch.Tensor, token: int, count: int | None) -> TokenLogprob | None:
+def _logprob(logits: torch.Tensor, row: int, token: int, count: int | None) -> TokenLogprob | None:
     """The token's and the `count` likeliest tokens' log-probabilities under unmodified logits."""
     if count is None:
         return None
-    logprobs = torch.log_softmax(row, dim=-1)
-    top = torch.topk(logprobs, min(count, len(row)))
+    logprobs = torch.log_softmax(logits[row], dim=-1)
+    top = torch.topk(logprobs, min(count, len(logprobs)))
     pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return TokenLogprob(token, float(logprobs[token]), tuple(pairs))

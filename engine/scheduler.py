@@ -129,22 +129,27 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence, step: _Step) -> None:
         """Schedule as many pending tokens as budget and blocks allow."""
-        self._make_room(sequence, step)
-        count = min(sequence.pending, step.budget, self._room(sequence))
+        room = self._make_room(sequence, step)
+        count = min(sequence.pending, step.budget, room)
         if count == 0:
             return
         missing = self._pool.blocks_for(sequence.computed + count) - len(sequence.block_table)
-        sequence.block_table += self._pool.allocate(max(missing, 0))
+        if missing > 0:
+            sequence.block_table += self._pool.allocate(missing)
         step.scheduled.append(Scheduled(sequence, sequence.computed, count))
         step.budget -= count
 
-    def _make_room(self, sequence: Sequence, step: _Step) -> None:
-        """Preempt those admitted later, last first, until the sequence can have a token."""
-        while self._room(sequence) == 0 and self._running[-1] is not sequence:
+    def _make_room(self, sequence: Sequence, step: _Step) -> int:
+        """Preempt those admitted later, last first, until the sequence can have a token.
+
+        Returns how many tokens it can have.
+        """
+        while (room := self._room(sequence)) == 0 and self._running[-1] is not sequence:
             victim = self._running.pop()
             self._free(victim)
             self._waiting.push_preempted(victim)
             step.preempted.append(victim)
+        return room
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that the sequence could add with its own blocks and the free ones."""

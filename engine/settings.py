@@ -6,17 +6,33 @@ knows numbers and their limits; it refuses to know devices and how memory is mea
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16")
+QUANTIZATIONS = ("none", "int8", "int8-w8a8")
 
 
 class SettingsError(ValueError):
     """A setting cannot work; the message names it and a value that does."""
 
 
-def _knob(default: Any, kind: type, text: str, *aliases: str, choices: Any = None) -> Any:
+def parse_cores(text: str) -> tuple[int, ...]:
+    """The cores in a list such as "0,2-5"; raises `ArgumentTypeError`."""
+    try:
+        spans = [part.strip().partition("-") for part in text.strip("[]").split(",")]
+        cores = [n for a, to, b in spans for n in range(int(a), int(b if to else a) + 1)]
+    except ValueError:
+        cores = []
+    if not cores:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of cores such as 0,2-5")
+    return tuple(cores)
+
+
+def _knob(
+    default: Any, kind: Callable[[str], Any], text: str, *aliases: str, choices: Any = None
+) -> Any:
     metadata = {"kind": kind, "help": text, "aliases": aliases, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -41,7 +57,16 @@ class EngineSettings:
         "gpu_memory_utilization",
     )
     dtype: str = _knob("auto", str, "dtype of the computation", choices=DTYPES)
+    quantization: str = _knob(
+        "none",
+        str,
+        "int8: weights of the base as int8, int8-w8a8: its activations too",
+        choices=QUANTIZATIONS,
+    )
     threads: int | None = _knob(None, int, "CPU threads (default: one a core)")
+    cores: tuple[int, ...] | None = _knob(
+        None, parse_cores, "cores to pin the threads to, such as 0,2-5 (default: not pinned)"
+    )
     max_waiting: int = _knob(1024, int, "requests that may wait; more are refused as overloaded")
 
     def __post_init__(self) -> None:
@@ -54,8 +79,11 @@ class EngineSettings:
             raise SettingsError(
                 f"memory_utilization is {self.memory_utilization}; give a share such as 0.5"
             )
-        if self.dtype not in DTYPES:
-            raise SettingsError(f"dtype is {self.dtype!r}; give one of {', '.join(DTYPES)}")
+        for name, choices in (("dtype", DTYPES), ("quantization", QUANTIZATIONS)):
+            if getattr(self, name) not in choices:
+                value = getattr(self, name)
+                raise SettingsError(f"{name} is {value!r}; give one of {', '.join(choices)}")
+        self._check_cores()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise SettingsError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, but max_num_seqs"
@@ -96,6 +124,16 @@ class EngineSettings:
                 f" tokens: give at most {capacity_tokens}, or raise kv_cache_bytes"
             )
         return self.max_model_len
+
+    def _check_cores(self) -> None:
+        if self.cores is None:
+            return
+        if not self.cores or len({*self.cores}) < len(self.cores) or min(self.cores) < 0:
+            raise SettingsError(f"cores is {self.cores}; give each core once, such as 0,1")
+        if self.threads is not None and self.threads != len(self.cores):
+            raise SettingsError(
+                f"threads is {self.threads}, but cores names {len(self.cores)}: leave threads out"
+            )
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)

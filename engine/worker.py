@@ -97,9 +97,10 @@ class Worker:
 
     def _receive(self, patience_s: float) -> None:
         """Handle what has come; wait for it, or for the waker, at most `patience_s`."""
-        ready = dict(self._poller.poll(int(patience_s * 1000)))
-        if self._waker.fileno() in ready:
-            self._waker.clear()
+        if patience_s:
+            ready = dict(self._poller.poll(int(patience_s * 1000)))
+            if self._waker.fileno() in ready:
+                self._waker.clear()
         for _ in range(MESSAGES_PER_TURN):
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)

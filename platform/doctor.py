@@ -21,6 +21,7 @@ from loraplex.engine.client.local import LocalEngine
 from loraplex.platform import boot
 from loraplex.platform.db.session import Database
 from loraplex.platform.embedded_redis import RedisStartError, find_program
+from loraplex.platform.engine_process import backend_command, choice_command
 from loraplex.platform.errors import LimiterDown
 from loraplex.platform.limits import Limiter, connect
 from loraplex.platform.settings import Settings
@@ -30,6 +31,7 @@ State = Literal["ok", "warning", "wrong"]
 GIB = 1 << 30
 LOW_DISK, LOW_MEMORY = 2 * GIB, 1 * GIB
 ANSWER_S = 3.0
+CHOICE_S = 60.0  # torch is imported where there is a GPU
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
@@ -47,12 +49,13 @@ async def examine(settings: Settings) -> list[Finding]:
     """Return all findings, in the order in which a start would meet them."""
     served = boot.is_served(settings)
     return [
-        *(look() for look in (_python, _torch, _processor, _gpu, _memory, _compiler)),
+        *(look() for look in (_python, _torch, _processor, _gpu, _memory)),
         _data_dir(settings),
         _disk(settings),
         await _database(settings),
         await _redis(settings),
         _model(settings),
+        _executor(settings),
         _port(settings, served),
         await _engine(settings, served),
     ]
@@ -106,14 +109,6 @@ def _memory() -> Finding:
     if free < LOW_MEMORY:
         return Finding("memory", "warning", found, "End other programs, or choose a smaller model.")
     return Finding("memory", "ok", found)
-
-
-def _compiler() -> Finding:
-    program = shutil.which("g++")
-    if program is None:
-        mend = "Install g++ (on Debian: apt-get install g++); without it reference kernels run."
-        return Finding("compiler", "warning", "no g++ found", mend)
-    return Finding("compiler", "ok", (_output(program, "--version") or [program])[0])
 
 
 def _data_dir(settings: Settings) -> Finding:
@@ -192,6 +187,22 @@ def _model(settings: Settings) -> Finding:
     if not Path(base.path).is_dir():
         return Finding("model", "wrong", f"{base.path} is gone", mend)
     return Finding("model", "ok", f"{base.name}, {base.fingerprint[:12]}, in {base.path}")
+
+
+def _executor(settings: Settings) -> Finding:
+    """Ask the engine's own code, in a process of its own, what it would compute with and why."""
+    base_file = boot.base_dir(settings) / boot.BASE_NAME
+    prepared = base_file.is_file()
+    command = choice_command(base_file, settings.engine) if prepared else backend_command()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CHOICE_S, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["nothing was said"]
+        return Finding("executor", "wrong", said[-1], "Mend the setting that it names.")
+    found = done.stdout.strip()
+    if found.startswith(("torch", "reference")):
+        mend = "Install g++ if it is missing; `docs/settings.md` says what else may be set."
+        return Finding("executor", "warning", found, mend)
+    return Finding("executor", "ok", found)
 
 
 def _port(settings: Settings, served: bool) -> Finding:

@@ -22,10 +22,27 @@ def command(
     """Return the engine's command line; `knobs` are its settings by name, None for the default."""
     line = [sys.executable, "-m", "loraplex.engine", "--base", str(base_file)]
     line += ["--endpoint", endpoint, "--images", images, "--cache", str(cache)]
+    return [*line, *knob_flags(knobs)]
+
+
+def choice_command(base_file: Path, knobs: Mapping[str, Any]) -> list[str]:
+    """Return the command that prints which executor would run a base, and why."""
+    line = [sys.executable, "-m", "loraplex.engine.choice", "--base", str(base_file)]
+    return [*line, *knob_flags(knobs)]
+
+
+def backend_command() -> list[str]:
+    """Return the command that prints which kernels a process would take, and why."""
+    return [sys.executable, "-m", "loraplex.kernels.dispatch"]
+
+
+def knob_flags(knobs: Mapping[str, Any]) -> list[str]:
+    """Return the engine's settings as its flags."""
+    flags = []
     for name, value in knobs.items():
         if value is not None:
-            line += [f"--{name.replace('_', '-')}", str(value)]
-    return line
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+    return flags
 
 
 class EngineProcess:

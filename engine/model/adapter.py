@@ -1,7 +1,8 @@
 """An image made resident: its arrays as fp32 tensors, by layer and projection.
 
-The CPU multiplies in fp32, so a bf16 image takes about twice its block; the block itself is not
-kept. This file knows an image's layout and the decoder's sizes; it refuses to know digests.
+The CPU multiplies in fp32, so a bf16 image takes about twice its block and an int8 one four times;
+the block itself is not kept. This file knows an image's layout and the decoder's sizes; it refuses
+to know digests.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from loraplex.engine.images import ITEM_SIZE, PROJECTIONS, Entry, ImageError, Im
 from loraplex.engine.model.config import ModelConfig
 from loraplex.kernels.sgmv import LoraSlice, LoraWeights, lora_weights
 
-TORCH_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
+TORCH_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.int8}
 
 Adapter = Mapping[tuple[int, str], LoraWeights]
 Sizes = Mapping[str, tuple[int, tuple[int, ...]]]  # of a projection: in, and out of its linears

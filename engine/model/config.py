@@ -63,6 +63,11 @@ class ModelConfig:
         return self.num_heads * self.head_dim
 
     @property
+    def rotary_dim(self) -> int:
+        """Leading columns of a head that the rotary embedding turns: all, in these families."""
+        return self.head_dim
+
+    @property
     def kv_size(self) -> int:
         """Columns of all keys together, and of all values."""
         return self.num_kv_heads * self.head_dim

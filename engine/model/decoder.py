@@ -1,150 +1,162 @@
-"""The decoder of the Llama family: token ids and a paged KV cache in, logits out.
+"""The decoder of the Llama family: one step's operators in, the logits of its wanted rows out.
 
 Every layer is `x += o(attention(norm(x)))` and `x += down(silu(gate) · up)` on `norm(x)`. In bf16,
-values are rounded where Transformers rounds them, and sums are fp32. This file knows one model; it
-refuses to know requests, block tables and image files.
+values are rounded where Transformers rounds them, and sums are fp32. This file knows one model and
+holds its weights; it refuses to know how an operator is computed, requests and image files.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from loraplex.engine.images import PROJECTIONS
 from loraplex.engine.model.config import ModelConfig
+from loraplex.engine.model.operators import Norms, Operators
 from loraplex.engine.model.projection import Projection, read_projection
 from loraplex.engine.model.rotary import rotary_tables
 from loraplex.engine.model.weights import Checkpoint
-from loraplex.kernels.attention_plan import AttentionPlan
-from loraplex.kernels.kv_cache import KVCache
 from loraplex.kernels.linear import Linear, prepare_linear
-from loraplex.kernels.paged_attention import paged_attention
-from loraplex.kernels.rms_norm import add_rms_norm, rms_norm
-from loraplex.kernels.rope import rope_, rotation
-from loraplex.kernels.sgmv import Segment
-from loraplex.kernels.silu_mul import silu_mul
 
-Adapters = Callable[[int, str], Sequence[Segment]]  # of a layer and one of images.PROJECTIONS
+Prepare = Callable[[Tensor], Linear]  # makes a weight [out, in] ready
+
+
+class Weights(Protocol):
+    """Where a decoder's weights come from; see `weights.Checkpoint`."""
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor by name, on the device where it is to stay."""
+        ...
+
+    def skip(self, suffix: str) -> None:
+        """Leave tensors with this ending unread."""
+        ...
+
+    def close(self) -> None:
+        """Raise when a tensor was not read."""
+        ...
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a forward pass needs besides weights. `plans` has a plan for each window in use."""
+class Layer:
+    """One layer's weights."""
 
-    token_ids: Tensor  # int64 [T]
-    positions: Tensor  # int64 [T]
-    slots: Tensor  # int64, `KVCache.slot_index` of the rows
-    plans: Mapping[int | None, AttentionPlan]
-    adapters: Adapters
-
-
-@dataclass(frozen=True)
-class _Layer:
     attention_norm: Tensor
     qkv: Projection
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    norms: Norms
     o: Projection
     mlp_norm: Tensor
     gate_up: Projection
     down: Projection
 
 
+def prepare_fp32(weight: Tensor) -> Linear:
+    """A weight of any float dtype for products in fp32."""
+    return prepare_linear(weight.float())
+
+
 class Decoder:
-    """A loaded model that computes in `dtype`, on up to `positions` positions."""
+    """A loaded model that computes in `dtype`, on up to `positions` positions.
+
+    `rotary` is its cosines and sines, fp32 `[positions, rotary_dim / 2]`.
+    """
 
     def __init__(
-        self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, positions: int
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        positions: int,
+        prepare: Prepare = prepare_fp32,
     ) -> None:
         self.config, self.dtype = config, dtype
-        table = (config.vocab_size, config.hidden_size)
-        self._embedding = checkpoint.read("model.embed_tokens.weight", table, dtype)
-        self._layers = [_read_layer(checkpoint, config, n, dtype) for n in range(config.num_layers)]
-        self._norm = checkpoint.read("model.norm.weight", (config.hidden_size,), dtype)
-        self._head = self._read_head(checkpoint)
-        checkpoint.skip("rotary_emb.inv_freq")
-        checkpoint.close()
-        self._cos, self._sin = rotary_tables(config.rope, config.head_dim, positions)
+        reader = _Reader(config, weights, dtype, prepare)
+        self._embedding = reader.embedding()
+        self.layers = [reader.layer(number) for number in range(config.num_layers)]
+        self._norm = weights.read("model.norm.weight", (config.hidden_size,), dtype)
+        self._head = reader.head(self._embedding)
+        weights.skip("rotary_emb.inv_freq")
+        weights.close()
+        self.device = self._embedding.device
+        cos, sin = rotary_tables(config.rope, config.rotary_dim, positions)
+        self.rotary = cos.to(self.device), sin.to(self.device)
 
-    def forward(self, step: Step, cache: KVCache) -> Tensor:
-        """Hidden states `[T, hidden]` after the last layer; writes the rows' KV."""
-        cos, sin = rotation(self._cos[step.positions], self._sin[step.positions])
-        turn = cos.to(self.dtype), sin.to(self.dtype)
-        x = self._embedding[step.token_ids]
+    def forward(self, ops: Operators) -> Tensor:
+        """Logits `[W, vocabulary]` fp32 of the step's wanted rows; writes all rows' KV."""
+        x = ops.embed(self._embedding)
         delta = torch.zeros_like(x)
-        for number, layer in enumerate(self._layers):
-            normed = add_rms_norm(delta, x, layer.attention_norm, self.config.norm_eps)
-            delta = self._attend(normed, number, layer, turn, step, cache)
-            normed = add_rms_norm(delta, x, layer.mlp_norm, self.config.norm_eps)
-            hidden = silu_mul(layer.gate_up.apply(normed, step.adapters(number, "gate_up")))
-            delta = layer.down.apply(hidden, step.adapters(number, "down"))
-        return x.add_(delta)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[W, vocabulary]` fp32 of some rows of `forward`'s result."""
-        return self._head.apply(rms_norm(hidden, self._norm, self.config.norm_eps))
-
-    def _attend(
-        self,
-        x: Tensor,
-        number: int,
-        layer: _Layer,
-        turn: tuple[Tensor, Tensor],
-        step: Step,
-        cache: KVCache,
-    ) -> Tensor:
-        config, rows = self.config, x.shape[0]
-        heads = layer.qkv.apply(x, step.adapters(number, "qkv")).view(rows, -1, config.head_dim)
-        q, keys_values = heads[:, : config.num_heads], heads[:, config.num_heads :]
-        k = keys_values[:, : config.num_kv_heads]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q.copy_(rms_norm(q, layer.q_norm, config.norm_eps))
-            k.copy_(rms_norm(k, layer.k_norm, config.norm_eps))
-        rope_(heads[:, : -config.num_kv_heads], *turn)
-        cache.write(number, step.slots, keys_values)
-        plan = step.plans[config.windows[number]]
-        out = paged_attention(q, cache, number, plan, config.head_dim**-0.5)
-        return layer.o.apply(out.view(rows, -1), step.adapters(number, "o"))
-
-    def _read_head(self, checkpoint: Checkpoint) -> Linear:
-        if self.config.tied:
-            checkpoint.skip("lm_head.weight")
-            return prepare_linear(self._embedding.float())
-        shape = self._embedding.shape
-        return prepare_linear(checkpoint.read("lm_head.weight", tuple(shape), self.dtype).float())
+        for number, layer in enumerate(self.layers):
+            normed = ops.add_norm(delta, x, layer.attention_norm)
+            qkv = ops.project(normed, layer.qkv, number, "qkv")
+            heads = ops.attend(qkv, layer.norms, number)
+            delta = ops.project(heads, layer.o, number, "o")
+            normed = ops.add_norm(delta, x, layer.mlp_norm)
+            hidden = ops.silu_mul(ops.project(normed, layer.gate_up, number, "gate_up"))
+            delta = ops.project(hidden, layer.down, number, "down")
+        last = ops.add_norm(ops.wanted(delta), ops.wanted(x), self._norm)
+        return self._head.apply(last)
 
 
 def load_decoder(
     directory: Path, config: ModelConfig, dtype: torch.dtype, positions: int
 ) -> Decoder:
-    """Read the weights of a model directory; raises `ModelError`."""
+    """Read the weights of a model directory, for a CPU; raises `ModelError`."""
     return Decoder(config, Checkpoint(directory), dtype, positions)
 
 
-def _read_layer(
-    checkpoint: Checkpoint, config: ModelConfig, number: int, dtype: torch.dtype
-) -> _Layer:
-    name, hidden, inner = f"model.layers.{number}", config.hidden_size, config.intermediate_size
-    qkv = (config.query_size, config.kv_size, config.kv_size)
+class _Reader:
+    """Reads a decoder's parts."""
 
-    def norm(part: str, size: int) -> Tensor:
-        return checkpoint.read(f"{name}.{part}.weight", (size,), dtype)
+    def __init__(
+        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, prepare: Prepare
+    ) -> None:
+        self._config, self._weights, self._dtype, self._prepare = config, weights, dtype, prepare
 
-    def project(
-        block: str, linears: Sequence[str], size: int, outs: Sequence[int], bias: bool
+    def embedding(self) -> Tensor:
+        return self._weights.read("model.embed_tokens.weight", self._table, self._dtype)
+
+    def head(self, embedding: Tensor) -> Linear:
+        if self._config.tied:
+            self._weights.skip("lm_head.weight")
+            return self._prepare(embedding)
+        return self._prepare(self._weights.read("lm_head.weight", self._table, self._dtype))
+
+    def layer(self, number: int) -> Layer:
+        config, hidden = self._config, self._config.hidden_size
+        inner, name = config.intermediate_size, f"model.layers.{number}"
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        qkv = (config.query_size, config.kv_size, config.kv_size)
+        return Layer(
+            attention_norm=self._gain(f"{name}.input_layernorm", hidden),
+            qkv=self._project(attention, "qkv", hidden, qkv, config.qkv_bias),
+            norms=self._norms(attention),
+            o=self._project(attention, "o", config.query_size, (hidden,), config.o_bias),
+            mlp_norm=self._gain(f"{name}.post_attention_layernorm", hidden),
+            gate_up=self._project(mlp, "gate_up", hidden, (inner, inner), config.mlp_bias),
+            down=self._project(mlp, "down", inner, (hidden,), config.mlp_bias),
+        )
+
+    @property
+    def _table(self) -> tuple[int, int]:
+        return self._config.vocab_size, self._config.hidden_size
+
+    def _norms(self, block: str) -> Norms:
+        if not self._config.qk_norm:
+            return None
+        size = self._config.head_dim
+        return self._gain(f"{block}.q_norm", size), self._gain(f"{block}.k_norm", size)
+
+    def _gain(self, name: str, size: int) -> Tensor:
+        return self._weights.read(f"{name}.weight", (size,), self._dtype)
+
+    def _project(
+        self, block: str, projection: str, size: int, outs: Sequence[int], bias: bool
     ) -> Projection:
-        names = [f"{name}.{block}.{linear}" for linear in linears]
-        return read_projection(checkpoint, names, size, outs, bias=bias, dtype=dtype)
-
-    return _Layer(
-        attention_norm=norm("input_layernorm", hidden),
-        qkv=project("self_attn", PROJECTIONS["qkv"], hidden, qkv, config.qkv_bias),
-        q_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
-        k_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
-        o=project("self_attn", PROJECTIONS["o"], config.query_size, (hidden,), config.o_bias),
-        mlp_norm=norm("post_attention_layernorm", hidden),
-        gate_up=project("mlp", PROJECTIONS["gate_up"], hidden, (inner, inner), config.mlp_bias),
-        down=project("mlp", PROJECTIONS["down"], inner, (hidden,), config.mlp_bias),
-    )
+        sizes = [
+            (f"{block}.{linear}", out)
+            for linear, out in zip(PROJECTIONS[projection], outs, strict=True)
+        ]
+        return read_projection(self._weights.read, sizes, size, bias, self._dtype, self._prepare)

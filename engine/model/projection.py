@@ -4,15 +4,16 @@
 rounded once to X's dtype.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from loraplex.engine.model.weights import Checkpoint
-from loraplex.kernels.linear import Linear, prepare_linear
+from loraplex.kernels.linear import Linear
 from loraplex.kernels.sgmv import Segment, sgmv_
+
+Read = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,17 @@ class Projection:
 
 
 def read_projection(
-    checkpoint: Checkpoint,
-    names: Sequence[str],
+    read: Read,
+    linears: Sequence[tuple[str, int]],
     in_features: int,
-    out_features: Sequence[int],
-    *,
     bias: bool,
     dtype: torch.dtype,
+    prepare: Callable[[Tensor], Linear],
 ) -> Projection:
-    """Fuse the linears `names`, their values rounded to `dtype`; raises `ModelError`."""
-    sizes = list(zip(names, out_features, strict=True))
-    parts = [checkpoint.read(f"{n}.weight", (out, in_features), dtype).float() for n, out in sizes]
-    rows = [checkpoint.read(f"{n}.bias", (out,), dtype).float() for n, out in sizes if bias]
-    return Projection(prepare_linear(torch.cat(parts)), torch.cat(rows) if rows else None)
+    """Fuse linears, given by name and outputs, their values rounded to `dtype`.
+
+    Raises what `read` raises.
+    """
+    parts = [read(f"{name}.weight", (out, in_features), dtype) for name, out in linears]
+    rows = [read(f"{name}.bias", (out,), dtype).float() for name, out in linears if bias]
+    return Projection(prepare(torch.cat(parts)), torch.cat(rows) if rows else None)

@@ -18,14 +18,17 @@ SINGLE = "model.safetensors"
 
 
 class Checkpoint:
-    """Tensors of a model directory by name. Raises `ModelError` when its files cannot be read."""
+    """Tensors of a model directory by name, read to `device`.
 
-    def __init__(self, directory: Path) -> None:
+    Raises `ModelError` when its files cannot be read.
+    """
+
+    def __init__(self, directory: Path, device: str = "cpu") -> None:
         self._files: dict[str, Any] = {}
         self._names: dict[str, str] = {}
         for file in _weight_files(directory):
             try:
-                opened: Any = safe_open(directory / file, framework="pt")
+                opened: Any = safe_open(directory / file, framework="pt", device=device)
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"{directory / file} cannot be read: {error}") from error
             self._files[file] = opened

@@ -1,0 +1,53 @@
+"""Steps captured as CUDA graphs: hundreds of launches become one.
+
+A graph replays the same launches on the same addresses, so what differs between steps must lie in
+buffers that stay. It knows keys and callables; it refuses to know what a step is.
+"""
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+from loraplex.engine.outcome import Outcome
+
+Compute = Callable[[], Outcome]
+
+
+class Graphs:
+    """Graphs by key, captured when a key is first run. Outcomes stay valid until the next run."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Outcome]] = {}
+
+    def run(self, key: Hashable, compute: Compute) -> Outcome:
+        """What `compute` would compute now; it launches the same work at every call of a key."""
+        if key not in self._captured:
+            self._captured[key] = self._capture(compute)
+        graph, outcome = self._captured[key]
+        graph.replay()
+        return outcome
+
+    def clear(self) -> None:
+        """Forget all graphs, before a buffer that they use is replaced."""
+        torch.cuda.synchronize()
+        self._captured.clear()
+
+    def _capture(self, compute: Compute) -> tuple[torch.cuda.CUDAGraph, Outcome]:
+        """Run once outside, which compiles kernels, then capture."""
+        compute()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outcome = compute()
+        return graph, outcome
+
+
+class NoGraphs:
+    """Runs each step launch by launch: for the interpreter, and to measure what graphs spare."""
+
+    def run(self, key: Hashable, compute: Compute) -> Outcome:
+        """What `compute` computes."""
+        return compute()
+
+    def clear(self) -> None:
+        """Forget nothing."""

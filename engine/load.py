@@ -1,0 +1,134 @@
+"""Loads the base into the executor that runs it here, and sizes its KV cache.
+
+This file knows the executors and how memory is shared between blocks and images. It refuses to know
+what they compute.
+"""
+
+import logging
+import math
+import os
+from pathlib import Path
+
+import torch
+
+from loraplex.engine.choice import Choice, choose_executor, refuse_quantization
+from loraplex.engine.cores import available_cores
+from loraplex.engine.executor import DTYPES, RESIDENT_PER_BLOCK, Executor, TorchExecutor
+from loraplex.engine.images import BaseManifest
+from loraplex.engine.memory import available_bytes
+from loraplex.engine.model.config import ModelConfig, read_model_config
+from loraplex.engine.model.decoder import load_decoder
+from loraplex.engine.model.weights import Checkpoint
+from loraplex.engine.native.executor import NativeExecutor, Team
+from loraplex.engine.native.weights import are_bf16, choose_precision, pack_base
+from loraplex.engine.settings import EngineSettings, SettingsError
+from loraplex.kernels.cpu.build import BuildError
+from loraplex.kernels.cpu.library import Library, load_library
+from loraplex.kernels.dispatch import LOSS, BackendError, is_insisted_on
+
+log = logging.getLogger(__name__)
+
+
+def load_executor(manifest: BaseManifest, settings: EngineSettings) -> Executor:
+    """Load the base and size its KV cache by what memory is left.
+
+    Raises `ModelError` when the model cannot be run, `SettingsError` or `BackendError` when what
+    was asked for is not there, `OSError` when the model cannot be read.
+    """
+    directory = Path(manifest.path)
+    config = read_model_config(directory)
+    choice, library = _choose(config, settings)
+    level = logging.WARNING if choice.executor == "torch" else logging.INFO
+    log.log(level, "the %s executor runs: %s", choice.executor, choice.why)
+    if choice.executor == "gpu":
+        return _load_gpu(manifest, settings)
+    if library is not None:
+        return load_native(directory, config, settings, library)
+    return load_torch(directory, config, settings)
+
+
+def _choose(config: ModelConfig, settings: EngineSettings) -> tuple[Choice, Library | None]:
+    """The executor, and its library where it is the native one, built if need be."""
+    choice = choose_executor(config, settings)
+    if choice.executor != "native":
+        return choice, None
+    try:
+        return choice, load_library()
+    except BuildError as error:
+        if is_insisted_on():
+            raise BackendError(f"the native step is asked for, but {error}") from error
+        instead = Choice("torch", f"{error}; {LOSS}")
+        refuse_quantization(settings, instead)
+        return instead, None
+
+
+def load_native(
+    directory: Path, config: ModelConfig, settings: EngineSettings, library: Library
+) -> NativeExecutor:
+    """The native executor of a model directory."""
+    team, length = choose_team(settings), _length(config, settings)
+    precision = choose_precision(
+        settings.dtype,
+        settings.quantization,
+        stored_bf16=are_bf16(directory),
+        multiplies_bf16=library.has_bf16,
+    )
+    weights = Checkpoint(directory)
+    base = pack_base(weights, config, precision, library, length, team.threads)
+    kv_bytes, image_bytes = settings.memory_shares(available_bytes())
+    base.struct.block_size = settings.block_size
+    block_bytes = library.kv_block_bytes(base.struct)
+    return NativeExecutor(
+        base,
+        library,
+        block_size=settings.block_size,
+        num_blocks=count_blocks(block_bytes, settings, length, kv_bytes),
+        max_rows=settings.max_num_batched_tokens,
+        max_wanted=settings.max_num_seqs,
+        team=team,
+        image_budget_bytes=image_bytes,
+    )
+
+
+def load_torch(directory: Path, config: ModelConfig, settings: EngineSettings) -> TorchExecutor:
+    """The torch executor of a model directory, on a CPU."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    dtype = DTYPES["float32" if settings.dtype == "auto" else settings.dtype]
+    length = _length(config, settings)
+    decoder = load_decoder(directory, config, dtype, length)
+    kv_bytes, image_bytes = settings.memory_shares(available_bytes())
+    token_bytes = 2 * config.num_layers * config.kv_size * dtype.itemsize
+    return TorchExecutor(
+        decoder,
+        block_size=settings.block_size,
+        num_blocks=count_blocks(token_bytes * settings.block_size, settings, length, kv_bytes),
+        image_budget_bytes=image_bytes // RESIDENT_PER_BLOCK,
+    )
+
+
+def choose_team(settings: EngineSettings) -> Team:
+    """The threads of the native step; raises `SettingsError` for cores that are not ours."""
+    if settings.cores is None:
+        return Team(settings.threads or available_cores())
+    allowed = os.sched_getaffinity(0)
+    if not allowed.issuperset(settings.cores):
+        names = ",".join(map(str, sorted(allowed)))
+        raise SettingsError(f"cores is {settings.cores}, but this process may use {names}")
+    return Team(len(settings.cores), settings.cores)
+
+
+def count_blocks(block_bytes: int, settings: EngineSettings, length: int, kv_bytes: int) -> int:
+    """Blocks that fit `kv_bytes`, and no more than all sequences at full `length` can use."""
+    useful = settings.max_num_seqs * math.ceil(length / settings.block_size)
+    return min(kv_bytes // block_bytes, useful)
+
+
+def _length(config: ModelConfig, settings: EngineSettings) -> int:
+    return min(settings.max_model_len or config.max_positions, config.max_positions)
+
+
+def _load_gpu(manifest: BaseManifest, settings: EngineSettings) -> Executor:
+    from loraplex.engine.gpu.load import load_gpu_executor
+
+    return load_gpu_executor(manifest, settings)

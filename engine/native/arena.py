@@ -1,0 +1,48 @@
+"""Memory that the native step reads: zeroed, on huge pages, outside of Python's heap.
+
+Pages are taken when they are first written, so that a large arena costs what is in it. This file
+knows bytes and addresses; it refuses to know what they hold.
+"""
+
+import contextlib
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loraplex.kernels.cpu.library import ALIGNMENT
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes that something of `nbytes` takes of an arena."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Arena:
+    """`nbytes` bytes of anonymous memory, handed out from the front, freed with the object."""
+
+    def __init__(self, nbytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=flags)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self.address = self.bytes.ctypes.data
+        self.used = 0
+
+    def take(self, nbytes: int) -> int:
+        """The address of `nbytes` unused bytes, aligned; raises `MemoryError` if none are left."""
+        start = self.used
+        self.used += aligned(nbytes)
+        if self.used > len(self.bytes):
+            raise MemoryError(f"an arena of {len(self.bytes)} bytes cannot hold {self.used}")
+        return self.address + start
+
+    def put(self, array: NDArray[Any]) -> int:
+        """The address of a copy of `array`."""
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        address = self.take(flat.nbytes)
+        start = address - self.address
+        self.bytes[start : start + flat.nbytes] = flat
+        return address

@@ -1,0 +1,27 @@
+"""What a step computes: the logits of its wanted rows, and the likeliest token of each.
+
+A greedy row without penalties needs no more than its likeliest token, so an executor that finds it
+while it writes the logits spares a pass over them. This file knows logits; it refuses to know
+requests and how a token is chosen.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of `W` wanted rows, in their order; all on the executor's device."""
+
+    logits: Tensor  # fp32 [W, vocabulary]
+    likeliest: Tensor  # int64 [W], the first token with the highest logit
+    peak: Tensor  # fp32 [W], that logit; NaN where a logit of the row is not finite
+
+
+def outcome_of(logits: Tensor) -> Outcome:
+    """The outcome whose logits are `logits`, fp32 `[W, vocabulary]`."""
+    peak, likeliest = logits.max(dim=-1)
+    finite = torch.isfinite(peak) & torch.isfinite(logits.amin(dim=-1))
+    return Outcome(logits, likeliest, peak.where(finite, torch.nan))
