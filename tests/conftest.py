@@ -8,6 +8,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are decorated
 
 import msgspec
 import pytest

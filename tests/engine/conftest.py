@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from loraplex.engine.images import BaseManifest
+from loraplex.kernels.cpu.isa import runnable
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
@@ -62,10 +63,35 @@ def torch_kit() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def demo_runner(torch_kit: ModuleType, demo_base: BaseManifest) -> Callable[[str], Any]:
-    """Makes a `torch_kit.Runner` of the demo base in the given dtype; weights are loaded once."""
-    load = functools.cache(lambda dtype: torch_kit.load(Path(demo_base.path), dtype))
-    return lambda dtype="float32": torch_kit.Runner(load(getattr(torch_kit.torch, dtype)))
+def native_kit() -> ModuleType:
+    """The module `native_kit.py`."""
+    return _load("engine_native_kit", STAND_IN.with_name("native_kit.py"))
+
+
+@pytest.fixture(scope="session", params=[isa.name for isa in runnable()])
+def isa(request: pytest.FixtureRequest) -> str:
+    """Each instruction set of this machine that the native step has a body for."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def demo_executor(torch_kit: ModuleType, demo_base: BaseManifest) -> Callable[[str, str], Any]:
+    """Loads the demo base into an executor, by its name and dtype; once each."""
+    return functools.cache(lambda name, dtype: torch_kit.LOAD[name](Path(demo_base.path), dtype))
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def executor_name(request: pytest.FixtureRequest) -> str:
+    """Each of the executors that a CPU has."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def demo_runner(
+    torch_kit: ModuleType, demo_executor: Callable[[str, str], Any], executor_name: str
+) -> Callable[[str], Any]:
+    """Makes a `torch_kit.Runner` of the demo base in the given dtype."""
+    return lambda dtype="float32": torch_kit.Runner(demo_executor(executor_name, dtype))
 
 
 def _load(name: str, path: Path) -> ModuleType:

@@ -71,7 +71,8 @@ class Device:
 class House:
     """A residency with a budget, a store on disk, and everything else in the test's hands."""
 
-    def __init__(self, folder: Path, budget: int) -> None:
+    def __init__(self, folder: Path, budget: int, growth: int = 1) -> None:
+        """An image takes `growth` times its block on the device."""
         self.folder, self.budget = folder, budget
         self.store = ImageStore(str(folder / "store"))
         self.pool, self.device, self.wakes = ManualPool(), Device(), 0
@@ -83,6 +84,7 @@ class House:
             self.device.load,
             self.device.unload,
             self.wake,
+            measure=lambda header: header.block_bytes * growth,
             pool=self.pool,
         )
 

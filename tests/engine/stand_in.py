@@ -21,6 +21,7 @@ import torch
 from loraplex.engine.batch import Batch
 from loraplex.engine.core import Engine
 from loraplex.engine.images import BaseManifest, ImageBuilder, ImageHeader, ImageStore, SliceData
+from loraplex.engine.outcome import Outcome, outcome_of
 from loraplex.engine.protocol import Chunk, Event, Failed, FailureCode, Finished, Generate, Sampling
 from loraplex.engine.residency import Residency
 from loraplex.engine.settings import EngineSettings
@@ -68,7 +69,7 @@ class HashExecutor:
     def remove_image(self, digest: str) -> None:
         self.images.remove(digest)
 
-    def execute(self, batch: Batch) -> torch.Tensor:
+    def execute(self, batch: Batch) -> Outcome:
         self.gate.wait(30)
         time.sleep(self.step_s)
         if self.broken is not None:
@@ -80,7 +81,8 @@ class HashExecutor:
             for row in range(span.start, span.end):
                 states[row] = self._run(batch, row, table, images[row])
         rows = [self._logits(states[row], batch.token_ids[row]) for row in batch.wanted.tolist()]
-        return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, MANIFEST.vocab_size)
+        logits = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, MANIFEST.vocab_size)
+        return outcome_of(logits)
 
     def _images_of_rows(self, batch: Batch) -> list[str]:
         images = [""] * len(batch.token_ids)

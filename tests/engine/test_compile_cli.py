@@ -61,10 +61,12 @@ def test_a_good_adapter_is_reported_in_one_line(adapter: Path) -> None:
 
 
 def test_the_same_input_gives_the_same_image_in_any_process(adapter: Path) -> None:
-    digests = {json.loads(run(adapter).stdout)["digest"] for _ in range(2)}
-    assert len(digests) == 1
-    other = json.loads(run(adapter, "--dtype", "fp32").stdout)["digest"]
-    assert other not in digests
+    seen = set()
+    for dtype in ("bf16", "fp32", "int8"):
+        (digest,) = {json.loads(run(adapter, "--dtype", dtype).stdout)["digest"] for _ in range(2)}
+        assert read_image(adapter.parent / "image", digest)[0].dtype == dtype
+        seen.add(digest)
+    assert len(seen) == 3
 
 
 def test_a_bad_adapter_is_refused_with_all_reasons(adapter: Path) -> None:

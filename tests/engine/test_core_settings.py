@@ -26,11 +26,17 @@ def test_no_flags_are_the_defaults() -> None:
 
 @pytest.mark.parametrize("field", dataclasses.fields(EngineSettings), ids=lambda f: f.name)
 def test_every_setting_has_a_flag_and_a_word_of_help(field: dataclasses.Field[Any]) -> None:
-    others = {"dtype": "bfloat16", "memory_utilization": 0.25, "max_num_seqs": 100}
-    value = others.get(field.name, 1000)
+    others = {
+        "dtype": ("bfloat16", "bfloat16"),
+        "memory_utilization": ("0.25", 0.25),
+        "max_num_seqs": ("100", 100),
+        "quantization": ("int8", "int8"),
+        "cores": ("1,3", (1, 3)),
+    }
+    given, value = others.get(field.name, ("1000", 1000))
     changed = dataclasses.replace(EngineSettings(), **{field.name: value})
     for name in (field.name, *field.metadata["aliases"]):
-        assert parse(f"--{name.replace('_', '-')}", str(value)) == changed
+        assert parse(f"--{name.replace('_', '-')}", given) == changed
     assert field.metadata["help"]
 
 

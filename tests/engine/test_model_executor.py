@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 
-from loraplex.engine.executor import count_blocks, load_executor
-from loraplex.engine.images import BaseManifest, Entry, ImageError, ImageHeader, Slice
+from loraplex.engine.images import Entry, ImageError, ImageHeader, Slice
+from loraplex.engine.load import load_torch
+from loraplex.engine.model.config import read_model_config
 from loraplex.engine.settings import EngineSettings
 
 LENGTHS = (3, 40, 129, 17, 64)
@@ -119,8 +120,8 @@ def test_only_wanted_rows_have_logits(runner: Any, torch_kit: ModuleType) -> Non
     track = torch_kit.Track(prompts()[1], block_table=[5, 9, 2])
     first, _ = torch_kit.build([torch_kit.Part(track, 0, 30)], torch_kit.BLOCK_SIZE)
     last, _ = torch_kit.build([torch_kit.Part(track, 30, 10)], torch_kit.BLOCK_SIZE)
-    assert runner.executor.execute(first).shape == (0, 97)
-    logits = runner.executor.execute(last)
+    assert runner.executor.execute(first).logits.shape == (0, 97)
+    logits = runner.executor.execute(last).logits
     assert logits.dtype == torch.float32
     assert torch.equal(logits, runner.logits(prompts()[1])[-1:])
 
@@ -150,36 +151,13 @@ def test_image_without_rank_may_have_rows(runner: Any) -> None:
     assert runner.logits([1, 2, 3], "c").isfinite().all()
 
 
-def manifest(directory: Path) -> BaseManifest:
-    return BaseManifest("tiny", str(directory), "f" * 64, 4, 48, 97, 512, (0,), {})
-
-
-def test_load_executor_takes_what_settings_say(directory: Path, threads: None) -> None:
+def test_load_torch_takes_what_settings_say(directory: Path, threads: None) -> None:
     token = 2 * 4 * 2 * 8 * 2  # K and V, layers, KV heads, head size, bytes of a bf16
     settings = EngineSettings(
         dtype="bfloat16", kv_cache_bytes=10 * 8 * token + 1, block_size=8, threads=1
     )
-    executor = load_executor(manifest(directory), settings)
+    executor = load_torch(directory, read_model_config(directory), settings)
     assert (executor.num_blocks, executor.block_size) == (10, 8)
     assert (executor.name, executor.device, executor.dtype) == ("torch", "cpu", "bfloat16")
     assert torch.get_num_threads() == 1
     assert executor.image_budget_bytes > 0
-
-
-def test_cache_is_no_larger_than_sequences_can_use(directory: Path) -> None:
-    executor = load_executor(manifest(directory), EngineSettings(max_num_seqs=3, max_model_len=50))
-    assert executor.num_blocks == 3 * 4
-    assert executor.dtype == "float32"
-
-
-def test_cache_may_hold_nothing(directory: Path) -> None:
-    executor = load_executor(manifest(directory), EngineSettings(kv_cache_bytes=1))
-    assert executor.num_blocks == 0
-
-
-def test_count_blocks(directory: Path, torch_kit: ModuleType) -> None:
-    config = torch_kit.read_model_config(directory)
-    settings = EngineSettings(block_size=16, max_num_seqs=2)
-    block = 2 * 4 * 2 * 8 * 4 * 16
-    assert count_blocks(config, torch.float32, settings, 512, 5 * block - 1) == 4
-    assert count_blocks(config, torch.float32, settings, 33, 1 << 40) == 6

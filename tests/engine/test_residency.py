@@ -66,6 +66,16 @@ def test_the_least_recently_used_makes_room(house: House) -> None:
     assert house.residency.resident_bytes == 10 * KIB
 
 
+def test_what_counts_is_what_an_image_takes_on_the_device(tmp_path: Path) -> None:
+    house = House(tmp_path, 10 * KIB, growth=2)
+    a, b, c = (house.image(kib) for kib in (3, 4, 6))
+    house.acquire(a, b, c)
+    assert house.states(a, b) == [State.DEVICE, State.FETCHING], "6 + 8 KiB are more than 10"
+    assert house.residency.resident_bytes == 6 * KIB
+    failure = house.residency.failure(c)
+    assert failure is not None and f"takes {12 * KIB} bytes" in failure.message
+
+
 def test_nothing_that_is_held_is_evicted(house: House) -> None:
     a, b = house.image(6), house.image(5)
     house.acquire(a, b)

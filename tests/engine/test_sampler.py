@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraplex.engine import sampler
+from loraplex.engine.outcome import Outcome, outcome_of
+from loraplex.engine.philox import uniform
 from loraplex.engine.protocol import Generate, Sampling
-from loraplex.engine.sampler import WINDOW, sample, uniform
+from loraplex.engine.sampler import BLOCK, Choice
 from loraplex.engine.sequence import Sequence, from_request
 
-VOCABULARY = 700  # more than the window, so that both ways to find a floor are taken
+VOCABULARY = 700  # no multiple of a block
 
 
 def sequence(
@@ -22,6 +24,10 @@ def sequence(
     made = from_request(Generate("r", prompt, sampling), now=0.0)
     made.token_ids += generated
     return made
+
+
+def sample(logits: torch.Tensor, owners: list[Sequence]) -> list[Choice | None]:
+    return sampler.sample(outcome_of(logits), owners)
 
 
 def choose(row: np.ndarray, sampling: Sampling, **tokens: tuple[int, ...]) -> int:
@@ -83,7 +89,7 @@ SAMPLINGS = st.builds(
     max_tokens=st.just(8),
     temperature=st.floats(0.2, 3.0),
     top_p=st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.01]),
-    top_k=st.sampled_from([0, 1, 2, 5, WINDOW, WINDOW + 1, VOCABULARY, VOCABULARY * 2]),
+    top_k=st.sampled_from([0, 1, 2, 5, BLOCK, VOCABULARY - 1, VOCABULARY, VOCABULARY * 2]),
     min_p=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
     presence_penalty=st.sampled_from([0.0, 1.5, -1.5]),
     frequency_penalty=st.sampled_from([0.0, 0.7, -0.7]),
@@ -123,6 +129,25 @@ def test_greedy_is_the_argmax_after_penalties(temperature: float) -> None:
     tired = Sampling(8, temperature, frequency_penalty=2.0)
     assert choose(row, tired, generated=(int(best),) * 9) == second
     assert choose(row, tired, prompt=(int(best),) * 9) == best
+
+
+def test_a_greedy_row_without_penalties_is_the_outcomes_likeliest() -> None:
+    nothing = torch.empty(2, 0)
+    outcome = Outcome(nothing, torch.tensor([7, 8]), torch.tensor([1.0, math.nan]))
+    greedy = sequence(Sampling(8, 0.0))
+    assert sampler.sample(outcome, [greedy, greedy]) == [Choice(7, None), None]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_an_outcome_has_the_first_of_the_highest(bad: float) -> None:
+    logits = torch.from_numpy(noise(8, rows=3))
+    logits[0, [5, 9]] = 99.0
+    logits[1, 17] = bad
+    outcome = outcome_of(logits)
+    assert (outcome.likeliest[0], outcome.peak[0]) == (5, 99.0)
+    assert outcome.peak[1].isnan()
+    assert outcome.peak[2] == logits[2, outcome.likeliest[2]] == logits[2].max()
+    assert outcome_of(logits[:0]).likeliest.shape == outcome_of(logits[:0]).peak.shape == (0,)
 
 
 def test_repetition_penalty_looks_at_the_prompt_and_presence_does_not() -> None:
@@ -182,6 +207,12 @@ def test_a_seed_gives_the_same_text_and_another_seed_another() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**40))
+def test_uniform_is_numpys(seed: int, position: int) -> None:
+    bits = np.random.Philox(key=seed & (2**64 - 1), counter=[0, position, 0, 0])
+    assert uniform(seed, position) == np.random.Generator(bits).random()
+
+
 def test_uniform_is_uniform_over_seeds_and_over_positions() -> None:
     for values in ([uniform(s, 0) for s in range(4000)], [uniform(0, p) for p in range(4000)]):
         assert min(values) >= 0 and max(values) < 1
@@ -236,7 +267,7 @@ def test_logprobs_are_those_of_the_model(count: int) -> None:
     )
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_row_that_is_not_finite_has_no_choice_and_harms_nobody(bad: float) -> None:
     logits = torch.from_numpy(noise(6, rows=3))
     alone = sample(logits[::2], [sequence(Sampling(8)), sequence(Sampling(8))])
@@ -246,13 +277,21 @@ def test_a_row_that_is_not_finite_has_no_choice_and_harms_nobody(bad: float) -> 
     assert choices[::2] == alone
 
 
-def test_a_token_without_probability_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = np.zeros(VOCABULARY, np.float32)
-    row[9] = 5.0
-    monkeypatch.setattr(sampler, "uniform", lambda seed, position: 0.0)
-    assert choose(row, Sampling(8, top_k=1)) == 9
-    monkeypatch.setattr(sampler, "uniform", lambda seed, position: 1 - 2.0**-53)
-    assert choose(row, Sampling(8, top_k=1)) == 9
+@pytest.mark.parametrize("at", [9, 0, BLOCK - 1, VOCABULARY - 1])
+@pytest.mark.parametrize("limits", [{"top_k": 1}, {"top_p": 0.1}, {"min_p": 0.5}, {}])
+def test_a_token_without_probability_is_never_drawn(
+    at: int, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = np.full(VOCABULARY, 0.0 if limits else -500.0, np.float32)
+    row[at] = 5.0
+    for share in (0.0, 1 - 2.0**-53):
+        monkeypatch.setattr(sampler, "uniform", lambda *_, share=share: share)
+        assert choose(row, Sampling(8, **limits)) == at
+
+
+def test_limits_that_keep_all_but_rounding_keep_a_token() -> None:
+    for limits in ({"top_p": 1e-12}, {"top_p": 1 - 2.0**-53}, {"min_p": 1.0}, {"top_k": 1}):
+        assert 0 <= choose(np.zeros(VOCABULARY, np.float32), Sampling(8, **limits)) < VOCABULARY
 
 
 def test_extreme_temperatures_are_finite() -> None:

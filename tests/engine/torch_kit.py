@@ -1,21 +1,26 @@
-"""Runs sequences through the torch executor, for tests; loaded by the fixture `torch_kit`."""
+"""Runs sequences through an executor, for tests; loaded by the fixture `torch_kit`."""
 
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from loraplex.engine.batch import Batch, build
-from loraplex.engine.executor import TorchExecutor
+from loraplex.engine.executor import Executor, TorchExecutor
 from loraplex.engine.images import ImageBuilder, SliceData, read_image
 from loraplex.engine.model.adapter import projection_sizes
 from loraplex.engine.model.config import ModelConfig, read_model_config
 from loraplex.engine.model.decoder import load_decoder
+from loraplex.engine.model.weights import Checkpoint
+from loraplex.engine.native.executor import NativeExecutor, Team
+from loraplex.engine.native.weights import are_bf16, choose_precision, pack_base
+from loraplex.kernels.cpu.library import load_library
 
-BLOCK_SIZE = 16
+BLOCK_SIZE, MAX_ROWS = 16, 512
 
 
 @dataclass(eq=False)
@@ -41,10 +46,30 @@ def load(directory: Path, dtype: torch.dtype = torch.float32, blocks: int = 400)
     return TorchExecutor(decoder, block_size=BLOCK_SIZE, num_blocks=blocks)
 
 
+def load_native(directory: Path, blocks: int = 400, **asked: str) -> NativeExecutor:
+    """`asked` are the settings `dtype` and `quantization`."""
+    config, library = read_model_config(directory), load_library()
+    asked = {"dtype": "float32", "quantization": "none"} | asked
+    precision = choose_precision(
+        **asked, stored_bf16=are_bf16(directory), multiplies_bf16=library.has_bf16
+    )
+    base = pack_base(Checkpoint(directory), config, precision, library, config.max_positions, 2)
+    return NativeExecutor(
+        base, library, block_size=BLOCK_SIZE, num_blocks=blocks, max_rows=MAX_ROWS,
+        max_wanted=MAX_ROWS, team=Team(2),
+    )  # fmt: skip
+
+
+LOAD: dict[str, Any] = {
+    "torch": lambda directory, dtype: load(directory, getattr(torch, dtype)),
+    "native": lambda directory, dtype: load_native(directory, dtype=dtype),
+}
+
+
 class Runner:
     """Gives each sequence blocks of its own, in no order; blocks may hold what others left."""
 
-    def __init__(self, executor: TorchExecutor) -> None:
+    def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.free = np.random.default_rng(0).permutation(executor.num_blocks).tolist()
 
@@ -56,7 +81,7 @@ class Runner:
             need = -(-part.sequence.computed // BLOCK_SIZE) - len(part.sequence.block_table)
             part.sequence.block_table += [self.free.pop() for _ in range(need)]
         batch, order = build(chosen, BLOCK_SIZE)
-        logits = self.executor.execute(want_all(batch))
+        logits = self.executor.execute(want_all(batch)).logits.clone()
         spans = {id(p): logits[s.start : s.end] for p, s in zip(order, batch.spans, strict=True)}
         return [spans[id(part)] for part in chosen]
 
@@ -125,7 +150,7 @@ def random_image(
     return builder.finish(path)
 
 
-def add_image(executor: TorchExecutor, path: Path, digest: str) -> None:
+def add_image(executor: Executor, path: Path, digest: str) -> None:
     executor.add_image(digest, *read_image(path, digest))
 
 

@@ -140,8 +140,10 @@ def test_there_is_no_key(run, tmp_path: Path) -> None:
 def test_the_doctor_finds_a_running_platform_well(run) -> None:
     findings = json.loads(run("doctor", "--json"))
     assert [finding["what"] for finding in findings if finding["state"] == "wrong"] == []
-    (engine,) = [finding for finding in findings if finding["what"] == "engine"]
-    assert "torch executor on cpu" in engine["found"]
+    found = {finding["what"]: finding["found"] for finding in findings}
+    name, _, why = found["executor"].partition(": ")
+    assert name in ("gpu", "native", "torch") and why
+    assert " executor on " in found["engine"]
 
 
 def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(run, tmp_path: Path) -> None:
@@ -151,12 +153,20 @@ def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(run, tmp_path: Path) -
         "LORAPLEX_REDIS_URL": "redis://:hushhush@127.0.0.1:1",
         "LORAPLEX_PORT": "0",
     }
-    said = run("doctor", code=1, **settings)
+    said = run("doctor", code=1, LORAPLEX_BACKEND="reference", **settings)
+    assert "! executor" in said and "reference: LORAPLEX_BACKEND asks for it" in said
     assert "✗ model" in said
     assert "✗ Redis" in said
     assert "→ Give --model" in said
     assert "hushhush" not in said
     assert not (tmp_path / "fresh").exists(), "it changes nothing"
+
+
+def test_the_doctor_names_a_setting_that_cannot_be(run, tmp_path: Path) -> None:
+    fresh = {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_PORT": "0"}
+    said = run("doctor", code=1, LORAPLEX_BACKEND="cuda", **fresh)
+    assert "✗ executor" in said
+    assert "LORAPLEX_BACKEND is 'cuda'; give one of triton, cpu, reference" in said
 
 
 def test_help_loads_next_to_nothing() -> None:

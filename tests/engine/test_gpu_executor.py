@@ -1,0 +1,178 @@
+"""The GPU executor in Triton's interpreter against the torch executor: tiny models, fp32."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from loraplex.engine.batch import Batch
+from loraplex.engine.gpu import step_layout
+from loraplex.engine.gpu.executor import FIRST_RANKS, GpuExecutor
+from loraplex.engine.gpu.step_layout import Limits
+from loraplex.engine.model.config import read_model_config
+from loraplex.engine.model.decoder import load_decoder
+from loraplex.engine.outcome import outcome_of
+
+BLOCKS = 12
+SIZES: dict[str, Any] = {
+    "vocab_size": 53,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+    "qwen3": (
+        transformers.Qwen3Config,
+        {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 9,
+         "max_window_layers": 1},
+    ),
+}  # fmt: skip
+
+
+STEPS = ((7, 3), (1, 6, 1), (1, 1, 1), (1,), (3, 1))  # rows of each track: mixed, decode, base
+
+
+@pytest.fixture(scope="module", autouse=True)
+def even_numpy() -> Iterator[None]:
+    """Products of the interpreter treat rows alike, as a device does; small buckets; no warnings.
+
+    A BLAS gives a row last bits that depend on its place in a tile, and inert rows compute on
+    whatever their memory holds.
+    """
+
+    def matmul(a: NDArray, b: NDArray, dtype: type) -> NDArray:
+        return (a[:, :, None] * b[None]).sum(1, dtype=dtype)
+
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr(np, "matmul", matmul)
+        patch.setattr(step_layout, "BUCKETS", (4, 8))
+        yield
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same model and images "a" and "b" on both executors, and what `STEPS` gave on each."""
+
+    plain: Any
+    gpu: Any
+    expected: list[list[torch.Tensor]]
+    found: list[list[torch.Tensor]]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    torch_kit: ModuleType,
+    even_numpy: None,
+) -> Pair:
+    directory = tmp_path_factory.mktemp("tiny")
+    save_model(request.param, directory)
+    executors = torch_kit.load(directory, blocks=BLOCKS), load(directory)
+    for seed, name in enumerate("ab", 2):
+        path = directory / name
+        config = read_model_config(directory)
+        digest = torch_kit.random_image(path, config, seed, projections="qkv o gate_up down")
+        for executor in executors:
+            executor.add_image(name, *torch_kit.read_image(path, digest))
+    plain, gpu = (torch_kit.Runner(executor) for executor in executors)
+    return Pair(plain, gpu, run(plain, torch_kit), run(gpu, torch_kit))
+
+
+def save_model(name: str, folder: Path) -> None:
+    torch.manual_seed(0)
+    family, options = MODELS[name]
+    model = transformers.AutoModelForCausalLM.from_config(family(**(SIZES | options)))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.normal_(std=0.2).add_("norm" in key)
+    model.save_pretrained(folder)
+
+
+def load(directory: Path, budget: int = 1 << 18) -> GpuExecutor:
+    """An executor whose cache and scratch hold NaN from the start; rows of its products agree."""
+    decoder = load_decoder(directory, read_model_config(directory), torch.float32, 64)
+    limits = Limits(sequences=4, tokens=24, length=64, block_size=16)
+    executor = GpuExecutor(decoder, limits, BLOCKS, budget, graphs=False)
+    executor._cache.fill_(torch.nan)
+    executor._scratch.fill_(torch.nan)
+    return executor
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 53, (count,), generator=generator).tolist()
+
+
+def run(runner: Any, kit: ModuleType) -> list[list[torch.Tensor]]:
+    """Logits of each step, by track."""
+    tracks = [
+        kit.Track(tokens(24, 1)),
+        *(kit.Track(tokens(24, n), x) for n, x in ((2, "a"), (3, "b"))),
+    ]
+    return [runner.step(*zip(tracks, counts, strict=False)) for counts in STEPS]
+
+
+def test_logits_are_those_of_the_torch_executor(pair: Pair) -> None:
+    for expected, found in zip(pair.expected, pair.found, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert torch.cat(pair.expected[0]).std() > 0.3
+
+
+def test_company_and_chunks_do_not_change_a_bit(pair: Pair, torch_kit: ModuleType) -> None:
+    track = torch_kit.Track(tokens(24, 2), "a")
+    alone = [pair.gpu.step((track, count))[0] for count in (9, 1)]
+    pieces = torch.cat([step[1] for step in pair.found if len(step) > 1])
+    assert torch.equal(pieces[:10], torch.cat(alone))
+
+
+@pytest.mark.parametrize("pair", ["llama"], indirect=True)
+def test_outcome_of_wanted_rows(pair: Pair, torch_kit: ModuleType) -> None:
+    """A prefill that wants nothing, then a decode step of two rows in a bucket of four."""
+    gpu = pair.gpu.executor
+    chosen = [torch_kit.Track(tokens(n, n), "a", [n]) for n in (5, 6)]
+
+    def batch(start: int, count: int) -> Batch:
+        parts = [torch_kit.Part(track, start, count) for track in chosen]
+        return torch_kit.build(parts, torch_kit.BLOCK_SIZE)[0]
+
+    outcome = gpu.execute(batch(0, 4))
+    assert (outcome.logits.shape, outcome.peak.shape) == ((0, 53), (0,))
+    outcome = gpu.execute(batch(4, 1))
+    expected = outcome_of(outcome.logits)
+    assert outcome.logits.shape == (1, 53)
+    assert torch.equal(outcome.likeliest, expected.likeliest)
+    assert torch.equal(outcome.peak, expected.peak)
+
+
+@pytest.mark.parametrize("pair", ["llama"], indirect=True)
+def test_image_of_a_larger_rank_gets_room(
+    pair: Pair, torch_kit: ModuleType, tmp_path: Path
+) -> None:
+    builder, rank = torch_kit.ImageBuilder("f" * 64, "fp32"), FIRST_RANKS + 3
+    a, b, scale = (
+        np.random.default_rng(n).normal(size=(rank, n)).astype(np.float32) / n for n in (64, 32, 1)
+    )
+    slices = [torch_kit.SliceData(rank, 32, b.tobytes())]
+    builder.add(1, "o", 64, a.tobytes(), scale.tobytes(), slices)
+    digest = builder.finish(tmp_path / "large")
+    for runner in (pair.plain, pair.gpu):
+        runner.executor.add_image("c", *torch_kit.read_image(tmp_path / "large", digest))
+    expected, base = pair.plain.logits([5, 9, 1], "c"), pair.plain.logits([5, 9, 1])
+    torch.testing.assert_close(pair.gpu.logits([5, 9, 1], "c"), expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(expected, base, atol=0.01)
+    pair.gpu.executor.remove_image("c")
+    with pytest.raises(KeyError):
+        pair.gpu.step((torch_kit.Track([1, 2], "c"), 2))

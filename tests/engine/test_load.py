@@ -1,0 +1,140 @@
+"""`load_executor`: the executor that is chosen, its sizes, and what happens where none is built."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from loraplex.engine import choice, load
+from loraplex.engine.images import BaseManifest
+from loraplex.engine.load import choose_team, count_blocks, load_executor
+from loraplex.engine.settings import EngineSettings, SettingsError
+from loraplex.kernels.cpu.build import BuildError
+from loraplex.kernels.dispatch import Backend, BackendError, choose
+
+TOKEN = 2 * 4 * 2 * 16 * 2  # K and V, layers, KV heads, head size, bytes of a bf16
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen2 with biases, and a window in half of its layers."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("qwen2")
+    config = transformers.Qwen2Config(
+        vocab_size=97, hidden_size=96, intermediate_size=80, num_hidden_layers=4,
+        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
+        use_sliding_window=True, sliding_window=50, max_window_layers=2,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without a compiler."""
+    found = Backend("reference", "no compiler")
+    monkeypatch.setattr(choice, "choose", lambda: found)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def manifest(directory: Path) -> BaseManifest:
+    return BaseManifest("tiny", str(directory), "f" * 64, 4, 96, 97, 512, (0,), {})
+
+
+def test_native_takes_what_settings_say(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    settings = EngineSettings(kv_cache_bytes=10 * 16 * TOKEN + 1, threads=2)
+    executor: Any = load_executor(manifest(directory), settings)
+    assert (executor.num_blocks, executor.block_size) == (10, 16)
+    assert (executor.name, executor.device) == (f"native {choose().isa}", "cpu")
+    assert executor.dtype == "bfloat16"
+    assert executor.image_budget_bytes > 0
+    assert "the native executor runs: no GPU was found; " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ({"dtype": "float32"}, "float32"),
+        ({"quantization": "int8"}, "int8"),
+        ({"quantization": "int8-w8a8", "dtype": "float32"}, "int8-w8a8"),
+    ],
+)
+def test_native_dtypes(
+    given: dict[str, Any], dtype: str, directory: Path, torch_kit: ModuleType
+) -> None:
+    settings = EngineSettings(max_model_len=64, max_num_batched_tokens=64, **given)
+    executor = load_executor(manifest(directory), settings)
+    assert executor.dtype == dtype
+    assert torch_kit.Runner(executor).logits(range(50)).isfinite().all()
+
+
+def test_both_executors_compute_the_same(directory: Path, torch_kit: ModuleType) -> None:
+    native = torch_kit.Runner(torch_kit.load_native(directory))
+    reference = torch_kit.Runner(torch_kit.load(directory))
+    tokens = [(7 * i) % 97 for i in range(200)]
+    expected = reference.logits(tokens)
+    assert expected.std() > 0.2
+    assert (native.logits(tokens) - expected).abs().max() < 1e-4
+
+
+def test_cache_is_no_larger_than_sequences_can_use(directory: Path) -> None:
+    executor = load_executor(manifest(directory), EngineSettings(max_num_seqs=3, max_model_len=50))
+    assert executor.num_blocks == 3 * 4
+
+
+def test_cache_may_hold_nothing(directory: Path) -> None:
+    executor = load_executor(manifest(directory), EngineSettings(kv_cache_bytes=1))
+    assert executor.num_blocks == 0
+
+
+def test_torch_runs_where_native_cannot(
+    directory: Path, without_native: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = EngineSettings(kv_cache_bytes=10 * 8 * 2 * TOKEN + 1, block_size=8, threads=1)
+    executor = load_executor(manifest(directory), settings)
+    assert (executor.name, executor.dtype, executor.num_blocks) == ("torch", "float32", 10)
+    assert torch.get_num_threads() == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_torch_runs_where_the_compiler_fails(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise BuildError("the compiler is too old")
+
+    monkeypatch.setattr(load, "load_library", fail)
+    assert load_executor(manifest(directory), EngineSettings()).name == "torch"
+    assert "the compiler is too old; the engine runs about ten times slower" in caplog.text
+    with pytest.raises(SettingsError, match="the compiler is too old"):
+        load_executor(manifest(directory), EngineSettings(quantization="int8"))
+    monkeypatch.setenv("LORAPLEX_BACKEND", "cpu")
+    with pytest.raises(BackendError, match="asked for, but the compiler is too old"):
+        load_executor(manifest(directory), EngineSettings())
+
+
+def test_count_blocks() -> None:
+    settings = EngineSettings(block_size=16, max_num_seqs=2)
+    assert count_blocks(1000, settings, 512, 4999) == 4
+    assert count_blocks(1000, settings, 33, 1 << 40) == 6
+
+
+def test_teams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 3})
+    assert choose_team(EngineSettings()).threads <= 3
+    assert choose_team(EngineSettings(threads=5)) == load.Team(5)
+    assert choose_team(EngineSettings(cores=(3, 0))) == load.Team(2, (3, 0))
+    with pytest.raises(SettingsError, match="this process may use 0,2,3"):
+        choose_team(EngineSettings(cores=(0, 1)))
