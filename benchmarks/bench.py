@@ -117,11 +117,14 @@ async def run_cases(client: LocalEngine, digests: list[str], repeat: int) -> dic
 
 
 @contextmanager
-def engine_process(base_file: Path, store: Path, folder: Path) -> Iterator[str]:
-    """Run an engine for as long as the block runs; gives its endpoint."""
+def engine_process(
+    base_file: Path, store: Path, folder: Path, flags: Sequence[str] = ()
+) -> Iterator[str]:
+    """Run an engine, with further `flags`, for as long as the block runs; gives its endpoint."""
     endpoint = f"ipc://{folder / 'engine.sock'}"
     command = [sys.executable, "-m", "loraplex.engine", "--base", str(base_file)]
     command += ["--endpoint", endpoint, "--images", str(store), "--cache", str(folder / "cache")]
+    command += flags
     process = subprocess.Popen(command, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
     try:
         yield endpoint
