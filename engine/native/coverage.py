@@ -7,7 +7,8 @@ machines.
 from loraplex.engine.model.config import ModelConfig
 from loraplex.engine.settings import EngineSettings
 
-QUANTUM = 16  # of a head's columns, and of a KV block's tokens
+QUANTUM = 16  # of a head's columns
+BLOCK_SIZES = (16, 32, 64, 128, 256, 512)  # those that cut attention's parts evenly
 
 
 def covers(config: ModelConfig, settings: EngineSettings) -> str | None:
@@ -16,6 +17,7 @@ def covers(config: ModelConfig, settings: EngineSettings) -> str | None:
         return f"its heads of {config.head_dim} columns are no multiple of {QUANTUM}"
     if config.rotary_dim % 2:
         return f"its rotary embedding turns {config.rotary_dim} columns, an odd number"
-    if settings.block_size % QUANTUM:
-        return f"block_size {settings.block_size} is no multiple of {QUANTUM}"
+    if settings.block_size not in BLOCK_SIZES:
+        sizes = ", ".join(map(str, BLOCK_SIZES))
+        return f"block_size {settings.block_size} is none of {sizes}"
     return None

@@ -97,6 +97,18 @@ struct Rows {
   int64_t ld;
 };
 
+// ACC[i, j] += X[i, k] B[j], for one k.
+template <int MR, int NV>
+LPX_INLINE void multiply_add(F (&acc)[MR][NV], const float* const* x, int64_t k, const F (&b)[NV]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++) {
+    F a = splat(x[i][k]);
+#pragma GCC unroll 3
+    for (int j = 0; j < NV; j++)
+      acc[i][j] = fma(a, b[j], acc[i][j]);
+  }
+}
+
 // How the tile reads each kind: `step` values of k at a time, `bytes` of each output.
 struct ReadBf16 {
   typedef float X;
@@ -107,64 +119,31 @@ struct ReadBf16 {
     F b[NV];
 #pragma GCC unroll 3
     for (int j = 0; j < NV; j++)
-      b[j] = first(load_raw(w + j * W * 4));
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) {
-      F a = splat(x[i][k]);
-#pragma GCC unroll 3
-      for (int j = 0; j < NV; j++)
-        acc[i][j] = fma(a, b[j], acc[i][j]);
-    }
+      b[j] = first(load_raw(w + j * W * bytes));
+    multiply_add(acc, x, k, b);
     if (half) return;
 #pragma GCC unroll 3
     for (int j = 0; j < NV; j++)
-      b[j] = second(load_raw(w + j * W * 4));
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) {
-      F a = splat(x[i][k + 1]);
-#pragma GCC unroll 3
-      for (int j = 0; j < NV; j++)
-        acc[i][j] = fma(a, b[j], acc[i][j]);
-    }
+      b[j] = second(load_raw(w + j * W * bytes));
+    multiply_add(acc, x, k + 1, b);
   }
 };
-struct ReadFp32 {
+template <class T>
+struct ReadWhole {
   typedef float X;
-  static constexpr int step = 1, bytes = 4;
-  static LPX_INLINE F get(const char* w) { return load((const float*)w); }
+  static constexpr int step = 1, bytes = sizeof(T);
   template <int MR, int NV>
   static LPX_INLINE void add(F (&acc)[MR][NV], const X* const* x, int64_t k, const char* w, bool) {
     F b[NV];
 #pragma GCC unroll 3
     for (int j = 0; j < NV; j++)
-      b[j] = get(w + j * W * 4);
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) {
-      F a = splat(x[i][k]);
-#pragma GCC unroll 3
-      for (int j = 0; j < NV; j++)
-        acc[i][j] = fma(a, b[j], acc[i][j]);
-    }
+      b[j] = load((const T*)w + j * W);
+    multiply_add(acc, x, k, b);
   }
 };
-struct ReadInt8 {
-  typedef float X;
-  static constexpr int step = 1, bytes = 1;
-  template <int MR, int NV>
-  static LPX_INLINE void add(F (&acc)[MR][NV], const X* const* x, int64_t k, const char* w, bool) {
-    F b[NV];
-#pragma GCC unroll 3
-    for (int j = 0; j < NV; j++)
-      b[j] = load_int8((const int8_t*)w + j * W);
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) {
-      F a = splat(x[i][k]);
-#pragma GCC unroll 3
-      for (int j = 0; j < NV; j++)
-        acc[i][j] = fma(a, b[j], acc[i][j]);
-    }
-  }
-};
+typedef ReadWhole<float> ReadFp32;
+typedef ReadWhole<int8_t> ReadInt8;
+
 // bf16 panels and rows rounded to bf16, padded with zeroes to whole pairs.
 struct ReadBf16Rows {
   typedef bf16 X;

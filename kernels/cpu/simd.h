@@ -104,7 +104,7 @@ inline bf16 round_bf16(float x) {
 }
 
 // W int8 as floats.
-LPX_INLINE F load_int8(const int8_t* p) {
+LPX_INLINE F load(const int8_t* p) {
 #if defined(LPX_AVX512)
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 #elif defined(LPX_AVX2)

@@ -82,17 +82,23 @@ def executor(
     threads: int = 1,
     cores: tuple[int, ...] = (),
     blocks: int = 200,
+    block_size: int = BLOCK_SIZE,
+    round_rows: bool | None = None,
     adjust: Callable[[Any], object] = lambda struct: None,
 ) -> NativeExecutor:
-    """A native executor of a model; `adjust` may change the struct `Model` before it starts."""
+    """A native executor of a model; `adjust` may change the struct `Model` before it starts.
+
+    `round_rows` asks for products of bf16 rows, or for none, whether or not the machine has them.
+    """
     library = load_library(isa)
+    multiplies_bf16 = library.has_bf16 if round_rows is None else round_rows
     precision = choose_precision(
-        dtype, quantization, stored_bf16=stored_bf16, multiplies_bf16=library.has_bf16
+        dtype, quantization, stored_bf16=stored_bf16, multiplies_bf16=multiplies_bf16
     )
     base = pack_base(model, model.config, precision, library, model.config.max_positions)
     adjust(base.struct)
     return NativeExecutor(
-        base, library, block_size=BLOCK_SIZE, num_blocks=blocks, max_rows=MAX_ROWS,
+        base, library, block_size=block_size, num_blocks=blocks, max_rows=MAX_ROWS,
         max_wanted=MAX_ROWS, team=Team(threads, cores),
     )  # fmt: skip
 

@@ -36,7 +36,8 @@ def test_backends_have_executors(on: Any, native_kit: ModuleType) -> None:
     ("model", "settings", "reason"),
     [
         ({"head_dim": 20}, {}, "its heads of 20 columns are no multiple of 16"),
-        ({}, {"block_size": 8}, "block_size 8 is no multiple of 16"),
+        ({}, {"block_size": 8}, "block_size 8 is none of 16, 32, 64, 128, 256, 512"),
+        ({}, {"block_size": 48}, "block_size 48 is none of 16, 32, 64, 128, 256, 512"),
     ],
 )
 def test_what_the_native_step_does_not_cover(
@@ -68,7 +69,7 @@ def test_it_is_printed(on: Any, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert choice.main(["--base", str(base)]) == 0
     assert capsys.readouterr().out == "native: g++ compiles it\n"
     assert choice.main(["--base", str(base), "--block-size", "4"]) == 0
-    assert capsys.readouterr().out.startswith("torch: block_size 4 is no multiple of 16; ")
+    assert capsys.readouterr().out.startswith("torch: block_size 4 is none of 16, ")
     on(NEITHER)
     assert choice.main(["--base", str(base), "--quantization", "int8"]) == 2
     assert "give none" in capsys.readouterr().err

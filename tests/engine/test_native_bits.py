@@ -16,7 +16,8 @@ IMAGES = (None, "a", "b", "a", None, "c")
 PRECISIONS = {
     "float32": {"dtype": "float32"},
     "wide": {"dtype": "float32", "stored_bf16": False},
-    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16": {"dtype": "bfloat16", "round_rows": False},
+    "bfloat16 rows": {"dtype": "bfloat16", "round_rows": True},
     "int8": {"quantization": "int8"},
     "int8-w8a8": {"quantization": "int8-w8a8"},
 }

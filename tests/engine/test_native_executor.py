@@ -83,6 +83,16 @@ def test_long_context(isa: str, native_kit: ModuleType, torch_kit: ModuleType) -
         close(runner.step((track, count))[0], expected[start : start + count])
 
 
+@pytest.mark.parametrize("size", [32, 128, 512])
+def test_block_sizes(size: int, native_kit: ModuleType, torch_kit: ModuleType) -> None:
+    """Larger blocks hold the same keys, and windows may begin within one."""
+    model = native_kit.tiny(max_positions=1300, windows=(None, 600))
+    executor = native_kit.executor(model, block_size=size, threads=2)
+    runner, track = torch_kit.Runner(executor), torch_kit.Track(native_kit.tokens(1203))
+    found = torch.cat([runner.step((track, count))[0] for count in (500, 201, 501, 1)])
+    close(found, native_kit.dense_logits(model, track.token_ids))
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("rows", [False, True])
 def test_adapters(

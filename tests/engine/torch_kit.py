@@ -78,9 +78,11 @@ class Runner:
         chosen = [Part(track, track.computed, count) for track, count in parts]
         for part in chosen:
             part.sequence.computed += part.count
-            need = -(-part.sequence.computed // BLOCK_SIZE) - len(part.sequence.block_table)
+            need = -(-part.sequence.computed // self.executor.block_size) - len(
+                part.sequence.block_table
+            )
             part.sequence.block_table += [self.free.pop() for _ in range(need)]
-        batch, order = build(chosen, BLOCK_SIZE)
+        batch, order = build(chosen, self.executor.block_size)
         logits = self.executor.execute(want_all(batch)).logits.clone()
         spans = {id(p): logits[s.start : s.end] for p, s in zip(order, batch.spans, strict=True)}
         return [spans[id(part)] for part in chosen]
