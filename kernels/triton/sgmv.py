@@ -5,10 +5,9 @@ in two launches. *Semantics*, as in `kernels/sgmv.py`, for rows t under an image
 (columns `C_s` of Y, rows `R_s` of A): `H[t, r] = SCALE[r] · Σ_i X[t, i] · A[r, i]`, then
 `Y[t, C_s] ← GAIN_s · (Y[t, C_s] + Σ_{r in R_s} H[t, r] · B_s[r, :]) + BIAS_s`, in place.
 
-`[r, in]` and `[r, out]` are how an image stores A and B, so that no rank is padded and weights are
-loaded 16 bytes at a time (8 of a B of one-byte numbers). A and B are bf16, fp16, fp32, or int8 or
-fp8 whose scales SCALE holds.
-The sum over the inputs is cut into planes whose number depends on the inputs
+`[r, in]` and `[r, out]` are how an image stores A and B: no rank is padded, and loads of weights
+are as wide as they can be. A and B are bf16, fp16, fp32, or int8 or fp8 whose scales SCALE holds; X
+is bf16, fp16 or fp32. The sum over the inputs is cut into planes whose number depends on the inputs
 alone, and the planes are added in order: no atomics, nothing to zero, and a row's bits depend on no
 other row. Tiles of 16 and of 32 rows agree on every bit, as both take the same matrix instruction.
 """
