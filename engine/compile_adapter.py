@@ -50,6 +50,7 @@ class Report(msgspec.Struct, frozen=True):
     dora: bool
     rslora: bool
     parameters: int
+    invocation: tuple[int, ...] = ()  # of an activated adapter
     warnings: tuple[Reason, ...] = ()
 
 
@@ -67,7 +68,8 @@ def compile_adapter(
     findings.raise_if_any()
     from loraplex.engine.lora_arrays import write_image  # NumPy, for what deserves it
 
-    digest = write_image(modules, source / WEIGHTS, base, out, dtype, findings)
+    invocation = config.invocation if config else ()
+    digest = write_image(modules, invocation, source / WEIGHTS, base, out, dtype, findings)
     return Report(
         digest=digest,
         bytes=out.stat().st_size,
@@ -76,6 +78,7 @@ def compile_adapter(
         dora=any(m.magnitude for m in modules),
         rslora=config is not None and config.rslora,
         parameters=sum(_parameters(m) for m in modules),
+        invocation=invocation,
         warnings=findings.warnings,
     )
 

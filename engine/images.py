@@ -11,7 +11,8 @@ the header gives, with slices as in `PROJECTIONS`:
 - per slice: `rank`, and offsets of Bᵀ `[rank, out_features]` in the image's dtype, of an fp32 gain
   row `[out_features]` (DoRA) and of an fp32 bias row `[out_features]`; -1 where there is none.
 
-*Semantics*, per slice: `y = gain * (W x + (scale * (x Aᵀ)) Bᵀᵀ) + W_bias + bias`.
+*Semantics*, per slice: `y = gain * (W x + (scale * (x Aᵀ)) Bᵀᵀ) + W_bias + bias`. The header of an
+activated adapter names its invocation, and tokens before that have none of this (`activation.py`).
 
 This file knows bytes, offsets and files. It refuses to know torch, PEFT and adapters' names.
 """
@@ -88,13 +89,17 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class ImageHeader(msgspec.Struct, frozen=True):
-    """All that an image says of itself, apart from its weights."""
+    """All that an image says of itself, apart from its weights.
+
+    `invocation` are the tokens that activate it; one without any is active from the first token.
+    """
 
     base: str
     dtype: ImageDtype
     block_bytes: int
     entries: tuple[Entry, ...]
     format: int = FORMAT
+    invocation: tuple[int, ...] = ()  # not written when empty
 
 
 @dataclass(frozen=True)
@@ -111,8 +116,8 @@ class SliceData:
 class ImageBuilder:
     """Lays arrays out in one block; `finish` writes the file and returns its digest."""
 
-    def __init__(self, base: str, dtype: ImageDtype) -> None:
-        self._base, self._dtype = base, dtype
+    def __init__(self, base: str, dtype: ImageDtype, invocation: tuple[int, ...] = ()) -> None:
+        self._base, self._dtype, self._invocation = base, dtype, invocation
         self._block = bytearray()
         self._entries: list[Entry] = []
 
@@ -150,7 +155,9 @@ class ImageBuilder:
     def finish(self, path: Path) -> str:
         """Write the image to `path` and return its digest."""
         entries = tuple(sorted(self._entries, key=lambda e: (e.layer, e.projection)))
-        header = ImageHeader(self._base, self._dtype, len(self._block), entries)
+        header = ImageHeader(
+            self._base, self._dtype, len(self._block), entries, invocation=self._invocation
+        )
         digest = hashlib.sha256()
         with path.open("wb") as file:
             for part in (_encode_header(header), self._block):
@@ -172,7 +179,10 @@ def _expect(holds: bool, what: str, layer: int, projection: str) -> None:
 
 def _encode_header(header: ImageHeader) -> bytes:
     """Canonical safetensors prefix: equal headers give equal bytes, padded to the alignment."""
-    meta = msgspec.json.encode(header, order="sorted").decode()
+    fields = msgspec.to_builtins(header)
+    if not header.invocation:
+        del fields["invocation"]
+    meta = msgspec.json.encode(fields, order="sorted").decode()
     tensors = {
         "__metadata__": {"loraplex": meta},
         "block": {

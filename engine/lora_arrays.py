@@ -36,18 +36,19 @@ class _Arrays:
 
 def write_image(
     modules: list[LoraModule],
+    invocation: tuple[int, ...],
     weights: Path,
     base: BaseManifest,
     out: Path,
     dtype: ImageDtype,
     findings: Findings,
 ) -> str:
-    """Write the image of `modules` to `out` and return its digest.
+    """Write the image of `modules`, activated by `invocation`, to `out` and return its digest.
 
     Raises `Rejected` when the weights are not finite in `dtype`; `out` is then left as it was.
     """
     compiler = _Compiler(weights, base, dtype, findings)
-    builder = ImageBuilder(base.fingerprint, dtype)
+    builder = ImageBuilder(base.fingerprint, dtype, invocation)
     for layer in sorted({m.layer for m in modules}):
         for projection, names in PROJECTIONS.items():
             found = {m.name: m for m in modules if m.layer == layer and m.name in names}

@@ -27,6 +27,7 @@ class PeftConfig:
     layers_patterns: tuple[str, ...]  # names of the list that `layers` counts; none: any
     ranks: tuple[tuple[Pattern, int], ...]
     alphas: tuple[tuple[Pattern, float], ...]
+    invocation: tuple[int, ...]  # token ids that activate the adapter; none: it always is
 
     def covers(self, module: str, layer: int) -> bool:
         """Whether PEFT adapts this linear; `module` is its path, as `model.layers.0.mlp.up_proj`.

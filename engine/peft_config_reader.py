@@ -30,6 +30,7 @@ USED = frozenset(
         "layers_to_transform",
         "layers_pattern",
         "init_lora_weights",
+        "alora_invocation_tokens",
     }
 )
 HARMLESS = frozenset(
@@ -61,7 +62,6 @@ UNSUPPORTED = {  # fields that change what an adapter computes, and what to do i
     "bias": 'set it to "none" if the base has no biases, else train again with bias="none"',
     "fan_in_fan_out": "set it to false: the base's projections are plain linears",
     "layer_replication": "train on the base as it is",
-    "alora_invocation_tokens": _PLAIN,
     "use_qalora": _PLAIN,
     "megatron_config": "convert the adapter to Hugging Face's layout",
     "arrow_config": _PLAIN,
@@ -78,6 +78,8 @@ _CONVERT = (
     "it changed the base's weights: save it with path_initial_model_for_weight_conversion, which"
     " makes it plain LoRA for the unchanged base"
 )
+_ALORA = "alora_invocation_tokens"
+_INVOCATION = "a list of token ids, or null for an adapter that is always active"
 _LAYERS_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
 T = TypeVar("T")
@@ -124,6 +126,7 @@ class _Reader:
             layers_patterns=self._layers_patterns(),
             ranks=self._by_pattern("rank_pattern", self._rank),
             alphas=self._by_pattern("alpha_pattern", self._number),
+            invocation=self._invocation(),
         )
         return config if self._usable else None
 
@@ -164,6 +167,13 @@ class _Reader:
                 not fields.get("layers_pattern") or fields.get("layers_to_transform") is not None
             ),
         }
+        if fields.get(_ALORA) is not None:
+            allowed |= {
+                f"{_ALORA} and use_dora": not fields.get("use_dora"),
+                f"{_ALORA} and velora_config": not fields.get("velora_config"),
+                f"{_ALORA} and mica weights": fields.get("init_lora_weights") != "mica",
+                f"{_ALORA} without task_type CAUSAL_LM": fields.get("task_type") == "CAUSAL_LM",
+            }
         for what, is_allowed in allowed.items():
             if not is_allowed:
                 self._refuse("config_combination", f"PEFT has no {what}", _CORRECT)
@@ -229,6 +239,15 @@ class _Reader:
             return tuple(names)
         cure = 'set it to "layers", the name of the base\'s list of layers'
         self._refuse("config_regex", f"layers_pattern is {shown(value)}", cure)
+        return ()
+
+    def _invocation(self) -> tuple[int, ...]:
+        value = self._fields.get(_ALORA)
+        if value is None:
+            return ()
+        if isinstance(value, list) and value and all(is_int(x) and x >= 0 for x in value):
+            return tuple(value)
+        self._refuse_value(_ALORA, value, _INVOCATION)
         return ()
 
     def _by_pattern(

@@ -69,6 +69,7 @@ def match_modules(
     if config is None:
         return []
     _check_targets(config, base, root, found, findings)
+    _check_invocation(config, base, findings)
     for (layer, name), parts in found.items():
         path = module_path(root, layer, name)
         _check_parts(path, parts, config, findings)
@@ -197,6 +198,16 @@ def _check_target_names(
         else:
             detail = f"target_modules names {shown(name)}, which {base.name} has not"
             findings.warn("target_unknown", detail, "nothing was adapted by that name")
+
+
+def _check_invocation(config: PeftConfig, base: BaseManifest, findings: Findings) -> None:
+    for token in sorted(set(config.invocation)):
+        if token >= base.vocab_size:
+            detail = (
+                f"alora_invocation_tokens holds {shown(token)}; {base.name} has tokens 0 to "
+                f"{base.vocab_size - 1}"
+            )
+            findings.reject("token_unknown", detail, _OTHER_BASE)
 
 
 def _check_patterns(config: PeftConfig, paths: list[str], findings: Findings) -> None:

@@ -12,17 +12,16 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine.compile_adapter import compile_adapter
-from loraplex.engine.float_arrays import cast, widen
+from loraplex.engine.float_arrays import widen
 from loraplex.engine.images import PROJECTIONS, BaseManifest, ImageHeader, read_image
 from loraplex.engine.peft_config_reader import HARMLESS, UNSUPPORTED, USED
 from loraplex.engine.peft_format import module_path
+from loraplex.engine.reasons import Rejected
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "adapters"
 LAYERS = 3
@@ -209,6 +208,46 @@ def test_an_image_computes_what_peft_computes(
     assert report.warnings == ()
 
 
+REFUSED: dict[str, tuple[dict[str, object], set[str]]] = {
+    "LoRA on embeddings": (
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"unsupported_vocabulary"},
+    ),
+    "LoRA on the head": ({"target_modules": ["q_proj", "lm_head"]}, {"unsupported_vocabulary"}),
+    "head and embeddings saved whole": (
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+        {"unsupported_modules_to_save", "unsupported_vocabulary"},
+    ),
+    "norms saved whole": (
+        {"target_modules": ["q_proj"], "modules_to_save": ["input_layernorm"]},
+        {"unsupported_modules_to_save", "tensor_unknown"},
+    ),
+    "trained tokens": (
+        {"target_modules": ["q_proj"], "trainable_token_indices": [3]},
+        {"unsupported_trainable_token_indices", "unsupported_vocabulary"},
+    ),
+    "added vocabulary": ({"target_modules": ["q_proj"]}, {"unsupported_vocabulary"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers.")
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_not_served_is_refused_as_peft_writes_it(
+    kind: str, base: BaseManifest, tmp_path: Path
+) -> None:
+    settings, codes = REFUSED[kind]
+    model = LlamaForCausalLM.from_pretrained(base.path)
+    added = kind == "added vocabulary"
+    if added:
+        model.resize_token_embeddings(66, mean_resizing=False)
+    wrapped = get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM", **settings))
+    wrapped.save_pretrained(tmp_path / "adapter", save_embedding_layers=added or "auto")
+    with pytest.raises(Rejected) as rejected:
+        compile_adapter(tmp_path / "adapter", base, tmp_path / "image")
+    assert {reason.code for reason in rejected.value.reasons} == codes
+    assert not (tmp_path / "image").exists()
+
+
 def test_the_report_says_what_was_compiled(
     adapter: Adapter, base: BaseManifest, tmp_path: Path
 ) -> None:
@@ -337,22 +376,6 @@ def test_names_that_select_nothing_are_mentioned(
 def test_every_field_that_peft_writes_is_known() -> None:
     fields = LoraConfig(target_modules=["q_proj"]).to_dict().keys()
     assert fields <= USED | HARMLESS | UNSUPPORTED.keys()
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
-def test_casts_round_as_torch_does(numbers: list[float]) -> None:
-    values = np.array(numbers, np.float32)
-    wanted = torch.from_numpy(values.copy()).to(torch.bfloat16)
-    found = cast(values, "bf16")
-    assert np.array_equal(found, wanted.view(torch.uint16).numpy())
-    assert np.array_equal(widen(found), wanted.float().numpy())
-    assert cast(values, "fp32").tobytes() == values.tobytes()
-
-
-@given(st.lists(st.integers(0, 0x7F7F), min_size=1))
-def test_numbers_of_the_dtype_keep_their_bits(bits: list[int]) -> None:
-    stored = np.array(bits, np.uint16)
-    assert np.array_equal(cast(widen(stored), "bf16"), stored)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_a_good_adapter_is_reported_in_one_line(adapter: Path) -> None:
         "dora": False,
         "rslora": False,
         "parameters": 32,
+        "invocation": [],
         "warnings": [],
     }
 

@@ -21,6 +21,7 @@ def test_the_untouched_example_is_accepted(tmp_path: Path) -> None:
     assert report.modules == {"q_proj": 2, "v_proj": 2}
 
 
+ACTIVATED = {"alora_invocation_tokens": [1, 15], "task_type": "CAUSAL_LM"}
 WRONG_CONFIGS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "no type": ({"peft_type": None}, {"unsupported_peft_type"}),
     "IA3": ({"peft_type": "IA3"}, {"unsupported_peft_type"}),
@@ -32,7 +33,21 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "biases": ({"bias": "all"}, {"unsupported_bias"}),
     "Conv1D": ({"fan_in_fan_out": True}, {"unsupported_fan_in_fan_out"}),
     "replicated layers": ({"layer_replication": [[0, 2]]}, {"unsupported_layer_replication"}),
-    "aLoRA": ({"alora_invocation_tokens": [1]}, {"unsupported_alora_invocation_tokens"}),
+    "aLoRA without tokens": (ACTIVATED | {"alora_invocation_tokens": []}, {"config_field"}),
+    "aLoRA with text": (ACTIVATED | {"alora_invocation_tokens": "1 2"}, {"config_field"}),
+    "aLoRA with true": (ACTIVATED | {"alora_invocation_tokens": [True]}, {"config_field"}),
+    "aLoRA with a negative id": (
+        ACTIVATED | {"alora_invocation_tokens": [1, -1]},
+        {"config_field"},
+    ),
+    "aLoRA beyond the vocabulary": (
+        ACTIVATED | {"alora_invocation_tokens": [1, 16]},
+        {"token_unknown"},
+    ),
+    "aLoRA and DoRA": (ACTIVATED | {"use_dora": True}, {"config_combination"}),
+    "aLoRA and VeLoRA": (ACTIVATED | {"velora_config": {"a": 1}}, {"config_combination"}),
+    "aLoRA and MiCA": (ACTIVATED | {"init_lora_weights": "mica"}, {"config_combination"}),
+    "aLoRA for no generation": (ACTIVATED | {"task_type": "SEQ_CLS"}, {"config_combination"}),
     "QALoRA": ({"use_qalora": True}, {"unsupported_use_qalora"}),
     "Megatron": ({"megatron_config": {"a": 1}}, {"unsupported_megatron_config"}),
     "Arrow": ({"arrow_config": {"top_k": 3}}, {"unsupported_arrow_config"}),

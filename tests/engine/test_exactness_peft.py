@@ -24,13 +24,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is d
 
 
 @pytest.fixture(scope="module")
-def runner(demo_runner: Callable[..., Any], demo_base: BaseManifest, tmp_path_factory: Any) -> Any:
+def runner(
+    demo_runner: Callable[..., Any],
+    demo_base: BaseManifest,
+    torch_kit: ModuleType,
+    tmp_path_factory: Any,
+) -> Any:
     """The demo base in fp32 with all demo adapters resident, under their names."""
     found, folder = demo_runner(), tmp_path_factory.mktemp("images")
     for name in NAMES:
         path = folder / f"{name}.safetensors"
         digest = compile_adapter(ADAPTERS / name, demo_base, path).digest
-        found.executor.add_image(name, *read_image(path, digest))
+        torch_kit.add(found.executor, name, *read_image(path, digest))
     return found
 
 

@@ -1,5 +1,7 @@
 """A step's metadata: buckets, inert rows, and where each part lies."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +88,17 @@ def test_plans_by_dtype_of_image() -> None:
     counts = {kind: buffer[layout.plan_at(kind)] for kind in ("bf16", "int8", "fp32")}
     assert counts == {"bf16": 3, "int8": 1, "fp32": -77}
     assert buffer[layout.attention_at] == 5, "20 rows of two heads are two items"
+
+
+def test_an_image_may_begin_inside_a_span_and_have_several_segments() -> None:
+    layout = make_layout(LIMITS, group=2, bucket=None)
+    segments = (Segment("a", 2, 5), Segment("a", 7, 9), Segment("c", 9, 11))
+    wanted = np.array([3, 4, 8, 10], np.int32)
+    buffer, _ = written(layout, replace(batch(5, 4, 2), segments=segments, wanted=wanted))
+    plan = buffer[layout.plan_at("bf16") :]
+    assert plan[0] == 2, "rows of one image share tiles"
+    assert plan[layout.sgmv.permutation :][:7].tolist() == [9, 10, 2, 3, 4, 7, 8]
+    assert buffer[3 * layout.rows :][:5].tolist() == [3, 4, 8, 10, 0]
 
 
 def test_image_that_has_no_place() -> None:

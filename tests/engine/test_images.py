@@ -26,9 +26,9 @@ BASE = "b" * 64
 ABSENT = "a" * 64
 
 
-def build(path: Path, fill: int = 1) -> str:
+def build(path: Path, fill: int = 1, invocation: tuple[int, ...] = ()) -> str:
     """An image with a gain, a bias, and a slice left alone."""
-    builder = ImageBuilder(BASE, "bf16")
+    builder = ImageBuilder(BASE, "bf16", invocation)
     row = np.full(4, fill, "<f4").tobytes()
     slices = [
         SliceData(3, 8, bytes([fill]) * 48),
@@ -75,6 +75,18 @@ def test_entries_are_sorted_and_arrays_aligned_and_apart(tmp_path: Path) -> None
 def test_equal_content_is_one_image(tmp_path: Path) -> None:
     assert build(tmp_path / "a") == build(tmp_path / "b")
     assert build(tmp_path / "a") != build(tmp_path / "b", fill=2)
+
+
+def test_an_invocation_is_part_of_the_image(tmp_path: Path) -> None:
+    digest = build(tmp_path / "a", invocation=(7, 300))
+    assert read_image(tmp_path / "a", digest)[0].invocation == (7, 300)
+    assert digest not in {build(tmp_path / "b"), build(tmp_path / "b", invocation=(7, 301))}
+
+
+def test_an_image_without_invocation_has_the_bytes_it_always_had(tmp_path: Path) -> None:
+    digest = build(tmp_path / "image")
+    assert digest == "08dbf910da783a40aec1763ca9352cbc800cea321f78221b835375a757b7e0ae"
+    assert read_image(tmp_path / "image", digest)[0].invocation == ()
 
 
 @pytest.mark.parametrize(
