@@ -8,7 +8,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from gpu_model import BLOCK_SIZE, RandomWeights, batch_of, model_config, random_image
+from gpu_model import (
+    BLOCK_SIZE,
+    RandomWeights,
+    batch_of,
+    block_bytes,
+    model_config,
+    random_image,
+)
 from torch import Tensor
 
 from loraplex.engine.batch import Batch, Segment, Span
@@ -25,6 +32,8 @@ from loraplex.engine.outcome import outcome_of
 TOLERANCE = 8e-3  # of an error's norm, relative; bf16 has 8 bits
 TOLERANCE_OF_STEP = 4e-2  # all operators of two layers one after the other
 KINDS = ("bf16", "int8", "fp32")
+
+IMAGE_ROOM = 1 << 27  # bytes
 
 
 def check(device: str) -> tuple[dict[str, float], list[str]]:
@@ -68,13 +77,20 @@ def executors(config: ModelConfig, device: str) -> tuple[TorchExecutor, GpuExecu
         Decoder(config, RandomWeights("cpu"), torch.float32, limits.length),
         block_size=BLOCK_SIZE,
         num_blocks=blocks,
+        memory_bytes=blocks * block_bytes(config, torch.float32) + IMAGE_ROOM,
     )
     decoder = Decoder(config, RandomWeights(device), dtype, limits.length, TiledLinears().prepare)
-    gpu = GpuExecutor(decoder, limits, blocks, 1 << 27, graphs=device != "cpu")
+    gpu = GpuExecutor(
+        decoder,
+        limits,
+        num_blocks=blocks,
+        memory_bytes=blocks * block_bytes(config, dtype) + IMAGE_ROOM,
+        graphs=device != "cpu",
+    )
     for seed, kind in enumerate(KINDS):
         image = random_image(config, kind, (3, 0, 16, 33), seed, rows=kind == "bf16")
         for executor in (plain, gpu):
-            executor.add_image(kind, *image)
+            executor.add_image(kind, executor.prepare_image(*image))
     return plain, gpu
 
 

@@ -56,6 +56,11 @@ class RandomWeights:
         """Nothing is left over."""
 
 
+def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of a KV block."""
+    return BLOCK_SIZE * 2 * config.num_layers * config.kv_size * dtype.itemsize
+
+
 def random_image(
     config: ModelConfig, kind: str, ranks: Sequence[int], seed: int, rows: bool = False
 ) -> tuple[ImageHeader, bytearray]:

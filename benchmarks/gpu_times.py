@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gpu_model import BLOCK_SIZE, LLAMA_8B, RandomWeights, batch_of, model_config, random_image
+from gpu_model import (
+    BLOCK_SIZE,
+    LLAMA_8B,
+    RandomWeights,
+    batch_of,
+    block_bytes,
+    model_config,
+    random_image,
+)
 
 from loraplex.engine.batch import Batch
 from loraplex.engine.gpu.executor import GpuExecutor
@@ -76,10 +84,17 @@ def load(work: Work) -> GpuExecutor:
         TiledLinears().prepare,
     )  # fmt: skip
     limits = Limits(rows, max(work.prefill, rows), work.context + work.prefill, BLOCK_SIZE)
-    budget = sum(len(block) for _, block in images) + 128
-    executor = GpuExecutor(decoder, limits, blocks, budget, graphs=work.device == "cuda")
+    executor = GpuExecutor(
+        decoder,
+        limits,
+        num_blocks=blocks,
+        memory_bytes=blocks * block_bytes(config, work.dtype)
+        + sum(len(block) for _, block in images)
+        + 128,
+        graphs=work.device == "cuda",
+    )
     for number, image in enumerate(images):
-        executor.add_image(f"image {number:02d}", *image)
+        executor.add_image(f"image {number:02d}", executor.prepare_image(*image))
     return executor
 
 

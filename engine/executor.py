@@ -6,7 +6,8 @@ refuses to know requests, sampling and where images come from.
 """
 
 import functools
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,30 +16,54 @@ from torch import Tensor
 
 from loraplex.engine.batch import Batch
 from loraplex.engine.images import ImageHeader
-from loraplex.engine.model.adapter import Adapter, make_resident
+from loraplex.engine.model.adapter import (
+    Adapter,
+    adapter_bytes,
+    read_adapter,
+    resident_bytes,
+)
 from loraplex.engine.model.decoder import Decoder
 from loraplex.engine.model.operators import ReferenceOperators, Step
 from loraplex.engine.outcome import Outcome, outcome_of
 from loraplex.kernels.attention_plan import AttentionPlan, Context, plan_attention
-from loraplex.kernels.kv_cache import KVCache, token_blocks
+from loraplex.kernels.kv_cache import KVCache, copy_blocks, token_blocks
 from loraplex.kernels.sgmv import Segment
 
-RESIDENT_PER_BLOCK = 2  # bytes that a byte of a bf16 image takes once it is fp32
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Pairs = Sequence[tuple[int, int]]  # where blocks are, and where they go; one after the other
 
 
 class Executor(Protocol):
-    """Computes logits. `image_budget_bytes` is what the `image_bytes` of resident images may be."""
+    """Computes logits, in one region of memory that KV blocks and resident images share.
 
-    num_blocks: int
-    block_size: int
-    image_budget_bytes: int
+    Blocks lie at the bottom of the region, those below the count of `set_blocks`; the images'
+    `image_bytes` may add up to what is above. At first all `num_blocks` are blocks. `prepare_image`
+    and `image_bytes` may run on any thread, all else on the loop, between steps.
+    """
+
+    num_blocks: int  # most blocks that there can be
+    block_size: int  # tokens of a block
+    block_bytes: int
+    memory_bytes: int  # of the region
+    swap_slots: int  # places for blocks in host memory, outside the region
     device: str
     dtype: str
     name: str
 
-    def add_image(self, digest: str, header: ImageHeader, block: bytearray) -> None:
-        """Make an image resident; raises `ImageError` when it does not fit the base."""
+    def set_blocks(self, count: int) -> None:
+        """Let the blocks below `count` be blocks from now on, and images have what is above.
+
+        Raises `MemoryError`, and changes nothing, when the resident images do not fit there,
+        `ValueError` when there cannot be so many blocks.
+        """
+        ...
+
+    def prepare_image(self, header: ImageHeader, block: bytearray) -> Any:
+        """What `add_image` takes; raises `ImageError` when the image does not fit the base."""
+        ...
+
+    def add_image(self, digest: str, prepared: Any) -> None:
+        """Make an image resident by one copy; raises `MemoryError` when there is no room."""
         ...
 
     def remove_image(self, digest: str) -> None:
@@ -46,7 +71,19 @@ class Executor(Protocol):
         ...
 
     def image_bytes(self, header: ImageHeader) -> int:
-        """Bytes of an image once it is resident."""
+        """Bytes that an image takes of the region."""
+        ...
+
+    def copy_blocks(self, pairs: Pairs) -> None:
+        """Copy blocks (source, target)."""
+        ...
+
+    def swap_out(self, pairs: Pairs) -> None:
+        """Copy blocks to host memory, (block, slot)."""
+        ...
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """Copy blocks from host memory, (slot, block)."""
         ...
 
     def execute(self, batch: Batch) -> Outcome:
@@ -55,35 +92,79 @@ class Executor(Protocol):
 
 
 class TorchExecutor:
-    """The reference executor: a decoder, its KV cache of `num_blocks` blocks, and images."""
+    """The reference executor: a decoder, its KV cache and images, each of which has its own memory.
+
+    The region of `memory_bytes` is bookkeeping alone: it bounds what they take together.
+    """
 
     name = "torch"
 
     def __init__(
-        self, decoder: Decoder, *, block_size: int, num_blocks: int, image_budget_bytes: int = 0
+        self,
+        decoder: Decoder,
+        *,
+        block_size: int,
+        num_blocks: int,
+        memory_bytes: int,
+        swap_slots: int = 0,
     ) -> None:
         config = decoder.config
         self.block_size, self.num_blocks = block_size, num_blocks
-        self.image_budget_bytes = image_budget_bytes
+        self.memory_bytes, self.swap_slots = memory_bytes, swap_slots
         self.device, self.dtype = "cpu", str(decoder.dtype).removeprefix("torch.")
         self._decoder = decoder
-        self._cache = KVCache(
-            num_blocks, config.num_layers, config.num_kv_heads, block_size, config.head_dim,
-            decoder.dtype,
+        self._cache, self._host = (
+            KVCache(
+                count, config.num_layers, config.num_kv_heads, block_size, config.head_dim,
+                decoder.dtype,
+            )
+            for count in (num_blocks, swap_slots)
         )  # fmt: skip
+        self.block_bytes = self._cache.block_bytes
         self._images: dict[str, Adapter] = {}
+        self._image_bytes = 0
+        self._blocks = 0
+        self.set_blocks(num_blocks)
 
-    def add_image(self, digest: str, header: ImageHeader, block: bytearray) -> None:
-        """Make an image resident; raises `ImageError` when it does not fit the base."""
-        self._images[digest] = make_resident(header, block, self._decoder.config)
+    def set_blocks(self, count: int) -> None:
+        """See `Executor`."""
+        if count > self.num_blocks:
+            raise ValueError(f"{count} blocks are more than {self.num_blocks}")
+        if count * self.block_bytes + self._image_bytes > self.memory_bytes:
+            raise MemoryError(f"{count} blocks and {self._image_bytes} bytes of images do not fit")
+        self._blocks = count
+
+    def prepare_image(self, header: ImageHeader, block: bytearray) -> Adapter:
+        """See `Executor`."""
+        return read_adapter(header, block, self._decoder.config)
+
+    def add_image(self, digest: str, prepared: Adapter) -> None:
+        """See `Executor`."""
+        size, free = adapter_bytes(prepared), self.memory_bytes - self._blocks * self.block_bytes
+        if self._image_bytes + size > free:
+            raise MemoryError(f"the image takes {size} bytes; {free - self._image_bytes} are free")
+        self._images[digest] = prepared
+        self._image_bytes += size
 
     def remove_image(self, digest: str) -> None:
-        """Forget a resident image."""
-        del self._images[digest]
+        """See `Executor`."""
+        self._image_bytes -= adapter_bytes(self._images.pop(digest))
 
     def image_bytes(self, header: ImageHeader) -> int:
-        """Bytes of the image's block; the budget allows for what they become as fp32."""
-        return header.block_bytes
+        """See `Executor`."""
+        return resident_bytes(header)
+
+    def copy_blocks(self, pairs: Pairs) -> None:
+        """See `Executor`."""
+        copy_blocks(self._cache.data, self._cache.data, pairs)
+
+    def swap_out(self, pairs: Pairs) -> None:
+        """See `Executor`."""
+        copy_blocks(self._cache.data, self._host.data, pairs)
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """See `Executor`."""
+        copy_blocks(self._host.data, self._cache.data, pairs)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Outcome:

@@ -7,6 +7,7 @@ Block-major, so that one block is one contiguous copy. This file knows blocks an
 refuses to know whose they are.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ class KVCache:
         shape = (blocks, layers, 2, kv_heads, block_size, head_dim)
         self.data = torch.from_numpy(np.zeros(shape, _STORAGE[dtype])).view(dtype)
         self.kv_heads, self.block_size = kv_heads, block_size
+        self.block_bytes = math.prod(shape[1:]) * dtype.itemsize
         self.heads_per_block = layers * 2 * kv_heads
         # Rows of the views of layer l begin at its own first row, so that indices serve all layers.
         lines = self.data.view(-1, block_size * head_dim)
@@ -66,6 +68,15 @@ class KVCache:
     def write(self, layer: int, index: Tensor, x: Tensor) -> None:
         """Write X `[T, 2, kv heads, D]` of one layer at a `slot_index`."""
         self.slots[layer].index_copy_(0, index, x.reshape(-1, x.shape[-1]))
+
+
+def copy_blocks(source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    """`TARGET[to] = SOURCE[from]` for each (from, to), one after the other, without waiting.
+
+    Both are `[blocks, …]`, on one device or on a device and in pinned memory.
+    """
+    for place, goal in pairs:
+        target[goal].copy_(source[place], non_blocking=True)
 
 
 def token_blocks(

@@ -7,12 +7,15 @@ dtypes of images: a step of base rows alone launches nothing for adapters. All o
 launched as they are. This file knows batches and digests; it refuses to know kernels.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from loraplex.engine.batch import Batch
+from loraplex.engine.executor import Pairs
 from loraplex.engine.gpu.graphs import Graphs, NoGraphs
-from loraplex.engine.gpu.images import DeviceImages, kinds_of, largest_rank
+from loraplex.engine.gpu.images import DeviceImages, StagedImage, kinds_of, largest_rank
 from loraplex.engine.gpu.metadata import Metadata
 from loraplex.engine.gpu.operators import DeviceStep, TritonOperators
 from loraplex.engine.gpu.step_layout import (
@@ -22,10 +25,11 @@ from loraplex.engine.gpu.step_layout import (
     buckets_for,
     make_layout,
 )
-from loraplex.engine.images import ImageHeader
+from loraplex.engine.images import ALIGNMENT, ImageHeader
 from loraplex.engine.model.adapter import projection_sizes
 from loraplex.engine.model.decoder import Decoder
 from loraplex.engine.outcome import Outcome
+from loraplex.kernels.kv_cache import copy_blocks
 from loraplex.kernels.triton.paged_attention import AttentionStep, attention_scratch
 from loraplex.kernels.triton.sampling import row_peaks
 from loraplex.kernels.triton.sgmv import SgmvStep, sgmv_scratch
@@ -34,50 +38,83 @@ FIRST_RANKS = 64  # Σ ranks of a projection that there is room for at first
 
 
 class GpuExecutor:
-    """The executor of a decoder that is on a device, within `limits`."""
+    """The executor of a decoder that is on a device, within `limits`.
+
+    KV blocks and images share a region of `memory_bytes` of the device, which never moves.
+    """
 
     def __init__(
         self,
         decoder: Decoder,
         limits: Limits,
-        num_blocks: int,
-        image_budget_bytes: int,
         *,
+        num_blocks: int,
+        memory_bytes: int,
+        swap_slots: int = 0,
         graphs: bool,
     ) -> None:
         config, device = decoder.config, decoder.device
         self.name = "triton"
         self.device, self.dtype = str(device), str(decoder.dtype).removeprefix("torch.")
         self.block_size, self.num_blocks = limits.block_size, num_blocks
-        self.image_budget_bytes = image_budget_bytes
+        self.memory_bytes, self.swap_slots = memory_bytes, swap_slots
         self.decoder = decoder
         self._buckets = buckets_for(limits.sequences)
         group = config.num_heads // config.num_kv_heads
         self._layouts = {b: make_layout(limits, group, b) for b in (None, *self._buckets)}
         self._metadata = Metadata(max(x.size for x in self._layouts.values()), device)
-        shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, limits.block_size)
-        self._cache = torch.zeros(*shape, config.head_dim, dtype=decoder.dtype, device=device)
+        size = memory_bytes // ALIGNMENT * ALIGNMENT
+        self._region = torch.zeros(size, dtype=torch.uint8, device=device)
+        shape = (config.num_layers, 2, config.num_kv_heads, limits.block_size, config.head_dim)
+        self.block_bytes = math.prod(shape) * decoder.dtype.itemsize
+        blocks = self._region[: num_blocks * self.block_bytes]
+        self._cache = blocks.view(decoder.dtype).view(num_blocks, *shape)
+        pinned = device.type == "cuda"
+        self._host = torch.empty(swap_slots, *shape, dtype=decoder.dtype, pin_memory=pinned)
         widest = max((x.attention for x in self._layouts.values()), key=lambda x: x.partial_rows)
         self._partial = attention_scratch(widest, config.num_kv_heads, config.head_dim, device)
-        self._images = DeviceImages(config, image_budget_bytes, device)
+        self._images = DeviceImages(config, self._region)
+        self.set_blocks(num_blocks)
         self.graphs: Graphs | NoGraphs = Graphs() if graphs else NoGraphs()
         self._make_room(FIRST_RANKS)
 
-    def add_image(self, digest: str, header: ImageHeader, block: bytearray) -> None:
-        """Make an image resident; raises `ImageError` when it does not fit the base."""
-        self._images.add(digest, header, block)
-        ranks = largest_rank(header)
+    def set_blocks(self, count: int) -> None:
+        """See `Executor`."""
+        if count > self.num_blocks:
+            raise ValueError(f"{count} blocks are more than {self.num_blocks}")
+        self._images.set_floor(count * self.block_bytes)
+
+    def prepare_image(self, header: ImageHeader, block: bytearray) -> StagedImage:
+        """See `Executor`."""
+        return self._images.stage(header, block)
+
+    def add_image(self, digest: str, prepared: StagedImage) -> None:
+        """See `Executor`."""
+        self._images.add(digest, prepared)
+        ranks = largest_rank(prepared.header)
         if ranks > self._scratch.shape[2]:
             self.graphs.clear()
             self._make_room(ranks)
 
     def remove_image(self, digest: str) -> None:
-        """Forget a resident image."""
+        """See `Executor`."""
         self._images.remove(digest)
 
     def image_bytes(self, header: ImageHeader) -> int:
-        """Bytes of an image in device memory: its block, as it is."""
-        return header.block_bytes
+        """See `Executor`: its block, as it is."""
+        return max(-(-header.block_bytes // ALIGNMENT), 1) * ALIGNMENT
+
+    def copy_blocks(self, pairs: Pairs) -> None:
+        """See `Executor`."""
+        copy_blocks(self._cache, self._cache, pairs)
+
+    def swap_out(self, pairs: Pairs) -> None:
+        """See `Executor`."""
+        copy_blocks(self._cache, self._host, pairs)
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """See `Executor`."""
+        copy_blocks(self._host, self._cache, pairs)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Outcome:
@@ -101,8 +138,9 @@ class GpuExecutor:
 
     def _send(self, batch: Batch, layout: StepLayout) -> tuple[str, ...]:
         """Bring a step's metadata to the device; the dtypes of its images."""
-        places = self._images.places
-        kinds = kinds_of({segment.image for segment in batch.segments}, places)
+        places, images = self._images.places, {segment.image for segment in batch.segments}
+        kinds = kinds_of(images, places)
+        self._images.wait_for(images)
         self._metadata.send(lambda buffer: layout.write(buffer, batch, places))
         return kinds
 

@@ -1,24 +1,26 @@
-"""Images on the device: one arena of bytes, and tables that say where each image's arrays lie.
+"""Images on the device: in the upper part of a region of bytes, and tables that say where.
 
 An image is one contiguous copy of its block, in the layout of its file. A line of the tables, the
 same in the table of each projection of each layer, belongs to it; `sgmv` finds its arrays there.
-Tables and arena never move, so graphs may hold their addresses. This file knows headers and
-offsets; it refuses to know batches.
+Tables and region never move, so graphs may hold their addresses. This file knows headers and
+offsets; it refuses to know batches, and what lies in the lower part.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from loraplex.engine.gpu.extents import Extents
+from loraplex.engine.arena import Arena, Move
+from loraplex.engine.gpu.copies import Copies
 from loraplex.engine.gpu.step_layout import KINDS, Places
 from loraplex.engine.images import ITEM_SIZE, PROJECTIONS, Entry, ImageError, ImageHeader
 from loraplex.engine.model.adapter import TORCH_DTYPE, projection_sizes
 from loraplex.engine.model.config import ModelConfig
+from loraplex.kernels.triton import sgmv
 from loraplex.kernels.triton.ragged import Ints
-from loraplex.kernels.triton.sgmv import Arena
 from loraplex.kernels.triton.sgmv_plan import ALIGNMENT, RECORD, no_record, record
 
 MAX_IMAGES = 4096
@@ -26,86 +28,99 @@ NAMES = tuple(PROJECTIONS)
 
 
 @dataclass(frozen=True)
-class _Resident:
-    line: int
-    begin: int  # of its extent
-    at_zero: Ints  # its lines [layers, projections, RECORD], were its extent at byte 0
+class StagedImage:
+    """An image in host memory, pinned where it is bound for a GPU."""
+
+    header: ImageHeader
+    block: Tensor  # uint8 [block bytes]
+    at_zero: Ints  # its lines [layers, projections, RECORD], were it at byte 0
     step: Ints  # what they grow by when it lies ALIGNMENT bytes further
 
 
-class DeviceImages:
-    """The images of one model, in `budget_bytes` of a device's memory."""
+@dataclass
+class _Resident:
+    line: int
+    begin: int  # of its extent
+    at_zero: Ints
+    step: Ints
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        budget_bytes: int,
-        device: torch.device | str,
-        max_images: int = MAX_IMAGES,
-    ) -> None:
-        size = budget_bytes // ALIGNMENT * ALIGNMENT
+
+class DeviceImages:
+    """The images of one model, in `region`, uint8 `[n]` with n a multiple of `ALIGNMENT`.
+
+    They lie above a floor, which is 0 at first.
+    """
+
+    def __init__(self, config: ModelConfig, region: Tensor, max_images: int = MAX_IMAGES) -> None:
         self._config, self._sizes = config, projection_sizes(config)
-        self._bytes = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._extents = Extents(size)
+        self._region, self._arena = region, Arena(len(region))
+        self._copies = Copies(region.device)
         shape = (config.num_layers, len(NAMES), max_images, RECORD)
-        self._tables = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(shape, dtype=torch.int32, device=region.device)
         self._free_lines = list(range(max_images))[::-1]
         self._images: dict[str, _Resident] = {}
-        self.arenas = {kind: Arena.of(self._bytes, TORCH_DTYPE[kind]) for kind in KINDS}
+        self.arenas = {kind: sgmv.Arena.of(region, TORCH_DTYPE[kind]) for kind in KINDS}
         self.places: dict[str, tuple[str, int]] = {}
 
     def table(self, layer: int, name: str) -> Tensor:
         """The lines of one projection, int32 `[images, RECORD]`."""
         return self._tables[layer, NAMES.index(name)]
 
-    def add(self, digest: str, header: ImageHeader, block: bytearray) -> None:
-        """Copy an image to the device.
+    def set_floor(self, floor: int) -> None:
+        """Keep images above `floor` bytes; raises `MemoryError` when they do not fit there."""
+        self._make(self._arena.set_floor(floor))
 
-        Raises `ImageError` when it does not fit the model, its own block or what memory is left.
+    def stage(self, header: ImageHeader, block: bytearray) -> StagedImage:
+        """What `add` takes; may run on any thread.
+
+        Raises `ImageError` when the image does not fit the model or its own block.
         """
         self._check(header, len(block))
-        if not self._free_lines:
-            raise ImageError(f"{len(self._images)} images are resident, as many as can be")
-        at_zero = self._lines(header, 0)
-        step = self._lines(header, ALIGNMENT) - at_zero
-        begin = self._take(max(len(block), ALIGNMENT))
-        image = _Resident(self._free_lines.pop(), begin, at_zero, step)
+        pinned = self._region.is_cuda
+        staged = torch.empty(len(block), dtype=torch.uint8, pin_memory=pinned)
         if block:
-            source = torch.frombuffer(block, dtype=torch.uint8)
-            self._bytes[begin : begin + len(block)].copy_(source)
+            staged.copy_(torch.frombuffer(block, dtype=torch.uint8))
+        at_zero = self._lines(header, 0)
+        return StagedImage(header, staged, at_zero, self._lines(header, ALIGNMENT) - at_zero)
+
+    def add(self, digest: str, staged: StagedImage) -> None:
+        """Copy an image to the device; raises `MemoryError` when there is no room for it."""
+        if not self._free_lines:
+            raise MemoryError(f"{len(self._images)} images are resident, as many as can be")
+        begin, moves = self._arena.take(len(staged.block))
+        self._make(moves)
+        image = _Resident(self._free_lines.pop(), begin, staged.at_zero, staged.step)
+        self._copies.start(digest, self._region[begin : begin + len(staged.block)], staged.block)
         self._images[digest] = image
-        self.places[digest] = (header.dtype, image.line)
+        self.places[digest] = (staged.header.dtype, image.line)
         self._write_lines(image)
 
     def remove(self, digest: str) -> None:
         """Forget an image; raises `KeyError` when it is not there."""
         image = self._images.pop(digest)
         del self.places[digest]
-        self._extents.give(image.begin)
+        self._copies.wait_for([digest])
+        self._arena.give(image.begin)
         self._free_lines.append(image.line)
 
-    def _take(self, length: int) -> int:
-        length = -(-length // ALIGNMENT) * ALIGNMENT
-        begin = self._extents.take(length)
-        if begin is None and length <= self._extents.free_bytes:
-            self._compact()
-            begin = self._extents.take(length)
-        if begin is None:
-            free = self._extents.free_bytes
-            raise ImageError(f"the image takes {length} bytes; {free} are free on the device")
-        return begin
+    def wait_for(self, digests: Iterable[str]) -> None:
+        """Let what the device is given from now on begin once these images are there."""
+        self._copies.wait_for(digests)
 
-    def _compact(self) -> None:
-        """Close all gaps. The device makes the moves after the steps that it was given before."""
-        moves = self._extents.compact()
-        moved = {move.source: move.target for move in moves}
+    def _make(self, moves: list[Move]) -> None:
+        """Move images. The device does it after the steps that it was given before."""
+        if not moves:
+            return
+        self._copies.wait_for_all()
+        images = {image.begin: image for image in self._images.values()}
         for move in moves:
-            bytes_ = self._bytes[move.source : move.source + move.length].clone()
-            self._bytes[move.target : move.target + move.length].copy_(bytes_)
-        for digest, image in self._images.items():
-            if image.begin in moved:
-                self._images[digest] = replace(image, begin=moved[image.begin])
-                self._write_lines(self._images[digest])
+            source = self._region[move.source : move.source + move.length]
+            if move.target < move.source + move.length:
+                source = source.clone()
+            self._region[move.target : move.target + move.length].copy_(source)
+            image = images[move.target] = images.pop(move.source)
+            image.begin = move.target
+            self._write_lines(image)
 
     def _write_lines(self, image: _Resident) -> None:
         lines = image.at_zero + image.step * (image.begin // ALIGNMENT)

@@ -1,4 +1,4 @@
-"""An image made resident: its arrays as fp32 tensors, by layer and projection.
+"""An image as fp32 tensors, by layer and projection.
 
 The CPU multiplies in fp32, so a bf16 image takes about twice its block and an int8 one four times;
 the block itself is not kept. This file knows an image's layout and the decoder's sizes; it refuses
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from loraplex.engine.images import ITEM_SIZE, PROJECTIONS, Entry, ImageError, ImageHeader
 from loraplex.engine.model.config import ModelConfig
+from loraplex.kernels.rows import COLUMNS
 from loraplex.kernels.sgmv import LoraSlice, LoraWeights, lora_weights
 
 TORCH_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.int8}
@@ -31,7 +32,30 @@ def projection_sizes(config: ModelConfig) -> Sizes:
     }
 
 
-def make_resident(header: ImageHeader, block: bytearray, config: ModelConfig) -> Adapter:
+def resident_bytes(header: ImageHeader) -> int:
+    """Bytes of the tensors that `read_adapter` makes of an image."""
+    return sum(map(_entry_bytes, header.entries))
+
+
+def adapter_bytes(adapter: Adapter) -> int:
+    """Bytes of an adapter's tensors."""
+    return sum(weights.nbytes for weights in adapter.values())
+
+
+def _entry_bytes(entry: Entry) -> int:
+    ranks, count = sum(part.rank for part in entry.slices), 0
+    for part in entry.slices:
+        rows = (part.gain >= 0) + (part.bias >= 0)
+        count += part.rank * _padded(part.out_features) + rows * part.out_features
+    return 4 * (_padded(ranks) * (entry.in_features + 1) + count)
+
+
+def _padded(columns: int) -> int:
+    """Columns after `pad_columns`."""
+    return columns + -columns % COLUMNS
+
+
+def read_adapter(header: ImageHeader, block: bytearray, config: ModelConfig) -> Adapter:
     """The image's tensors; raises `ImageError` when it does not fit the model or its own block."""
     sizes = projection_sizes(config)
     reader = _Block(header, block)

@@ -5,7 +5,6 @@ any number of threads. This file knows batches and digests; it refuses to know r
 and where images come from.
 """
 
-import ctypes
 import os
 import weakref
 from dataclasses import dataclass
@@ -15,11 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from loraplex.engine.batch import Batch
+from loraplex.engine.executor import Pairs
 from loraplex.engine.images import ImageHeader
 from loraplex.engine.model.adapter import projection_sizes
-from loraplex.engine.native.arena import Arena
 from loraplex.engine.native.batch import Staged, address
-from loraplex.engine.native.images import PackedImage, pack_image, resident_bytes
+from loraplex.engine.native.images import pack_image, packed_bytes
+from loraplex.engine.native.memory import Bytes, Memory
+from loraplex.engine.native.region import Region
 from loraplex.engine.native.weights import PackedBase
 from loraplex.engine.outcome import Outcome
 from loraplex.kernels.cpu.library import PHASES, Library
@@ -37,7 +38,7 @@ class Team:
 
 
 class NativeExecutor:
-    """A packed base, its KV cache of `num_blocks` blocks, and packed images.
+    """A packed base, and a region of `memory_bytes` that KV blocks and packed images share.
 
     At most `max_rows` rows run in a step, and at most `max_wanted` of them are wanted.
     """
@@ -51,20 +52,27 @@ class NativeExecutor:
         *,
         block_size: int,
         num_blocks: int,
+        memory_bytes: int,
+        swap_slots: int = 0,
         max_rows: int,
         max_wanted: int,
         team: Team,
-        image_budget_bytes: int = 0,
     ) -> None:
         self.name, self.dtype = f"native {library.isa}", base.precision.name
         self.block_size, self.num_blocks = block_size, num_blocks
-        self.image_budget_bytes = image_budget_bytes
+        self.memory_bytes, self.swap_slots = memory_bytes, swap_slots
         self.seconds: NDArray[np.float64] = np.zeros(len(PHASES))  # of all steps, phase by phase
         self._base, self._library = base, library
         self._max_rows, self._max_wanted = max_rows, max_wanted
-        self._cache = self._make_cache()
-        self._images: dict[str, PackedImage] = {}
-        self._adapters: dict[str, int] = {}
+        base.struct.block_size, base.struct.blocks = block_size, num_blocks
+        self.block_bytes = library.kv_block_bytes(base.struct)
+        layers = base.config.num_layers
+        self._region = Region(memory_bytes, self.block_bytes, num_blocks, layers)
+        self._host = Memory(swap_slots * self.block_bytes)
+        self._slots = self._host.bytes[: swap_slots * self.block_bytes].reshape(
+            -1, self.block_bytes
+        )
+        base.struct.kv = self._region.address
         self._logits = torch.empty(max_wanted, base.config.vocab_size)
         self._likeliest = np.empty(max_wanted, np.int32)
         self._peak = torch.empty(max_wanted)
@@ -73,25 +81,43 @@ class NativeExecutor:
         if team.cores:  # or what this thread starts later would share its one core
             os.sched_setaffinity(0, team.cores)
 
-    def add_image(self, digest: str, header: ImageHeader, block: bytearray) -> None:
-        """Make an image resident; raises `ImageError` when it does not fit the base."""
+    def set_blocks(self, count: int) -> None:
+        """See `Executor`."""
+        self._region.set_blocks(count)
+
+    def prepare_image(self, header: ImageHeader, block: bytearray) -> Bytes:
+        """See `Executor`."""
         config = self._base.config
         sizes = projection_sizes(config)
-        image = pack_image(header, block, config.num_layers, sizes, self._library)
-        self._images[digest] = image
-        self._adapters[digest] = ctypes.addressof(image.struct)
+        return pack_image(header, block, config.num_layers, sizes, self._library)
+
+    def add_image(self, digest: str, prepared: Bytes) -> None:
+        """See `Executor`."""
+        self._region.add(digest, prepared)
 
     def remove_image(self, digest: str) -> None:
-        """Forget a resident image."""
-        del self._images[digest], self._adapters[digest]
+        """See `Executor`."""
+        self._region.remove(digest)
 
     def image_bytes(self, header: ImageHeader) -> int:
-        """Bytes of memory that an image takes once it is resident."""
-        return resident_bytes(header, self._library)
+        """See `Executor`."""
+        return packed_bytes(header, self._base.config.num_layers, self._library)
+
+    def copy_blocks(self, pairs: Pairs) -> None:
+        """See `Executor`."""
+        _copy(self._region.blocks, self._region.blocks, pairs)
+
+    def swap_out(self, pairs: Pairs) -> None:
+        """See `Executor`."""
+        _copy(self._region.blocks, self._slots, pairs)
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """See `Executor`."""
+        _copy(self._slots, self._region.blocks, pairs)
 
     def execute(self, batch: Batch) -> Outcome:
         """The outcome of the wanted rows, valid until the next step; writes all rows' KV."""
-        staged, wanted = Staged(batch, self._adapters), len(batch.wanted)
+        staged, wanted = Staged(batch, self._region.adapters), len(batch.wanted)
         if len(batch.token_ids) > self._max_rows or wanted > self._max_wanted:
             raise ValueError(f"a step has at most {self._max_rows} rows, {self._max_wanted} wanted")
         staged.struct.logits = self._logits.data_ptr()
@@ -106,9 +132,8 @@ class NativeExecutor:
         """End the threads; no step can run any more."""
         self._stop()
 
-    def _make_cache(self) -> Arena:
-        struct = self._base.struct
-        struct.block_size, struct.blocks = self.block_size, self.num_blocks
-        cache = Arena(self.num_blocks * self._library.kv_block_bytes(struct))
-        struct.kv = cache.address
-        return cache
+
+def _copy(source: Bytes, target: Bytes, pairs: Pairs) -> None:
+    """Copy blocks `[n, block bytes]` by (place, goal), one after the other."""
+    for place, goal in pairs:
+        target[goal] = source[place]

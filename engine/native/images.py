@@ -1,37 +1,43 @@
-"""An image made resident for the native step: A and B packed slice by slice, rows as they are.
+"""An image packed for the native step: A and B slice by slice, rows as they are.
 
-bf16, fp32 and int8 images stay in their dtype. This file knows an image's layout and the struct
-`Adapter`; it refuses to know digests, and how much room there is.
+A packed image is one stretch of bytes: the struct `Adapter`, its projections `[layers][4]`, then
+the arrays that these point to. Its pointers count from the first byte until `relocate` makes them
+addresses, so that an image is packed on any thread, and moved, by one copy. bf16, fp32 and int8
+images stay in their dtype. This file knows an image's layout and the struct `Adapter`; it refuses
+to know digests, and where images lie.
 """
 
+import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from loraplex.engine.images import ITEM_SIZE, PROJECTIONS, Entry, ImageError, ImageHeader, Slice
-from loraplex.engine.native.arena import Arena, aligned
+from loraplex.engine.images import (
+    ALIGNMENT,
+    ITEM_SIZE,
+    PROJECTIONS,
+    Entry,
+    ImageError,
+    ImageHeader,
+    Slice,
+)
+from loraplex.engine.native.memory import Bytes, aligned
 from loraplex.kernels.cpu import library as abi
 from loraplex.kernels.cpu.library import Library
 
 KINDS = {"bf16": abi.BF16, "fp32": abi.FP32, "int8": abi.INT8}
 ORDER = tuple(PROJECTIONS)  # of the projections of a layer, as in `abi.h`
+TABLE = aligned(ctypes.sizeof(abi.Adapter))  # where the projections begin
+WORD = 8  # bytes of each field of a struct
+SLICES = [3, 8, 13]  # where the slices of a `LoraProjection` begin, in words
+POINTERS = [0, 1, *(start + field for start in SLICES for field in range(3))]  # a, scale; b, …
 
 Sizes = Mapping[str, tuple[int, tuple[int, ...]]]  # of a projection: in, and out of its linears
 
 
-@dataclass(frozen=True)
-class PackedImage:
-    """A resident image; `struct` points into what the arena holds."""
-
-    struct: abi.Adapter
-    arena: Arena
-
-
-def resident_bytes(header: ImageHeader, library: Library) -> int:
-    """Bytes of memory that `pack_image` takes for an image."""
-    kind = KINDS[header.dtype]
-    total = 0
+def packed_bytes(header: ImageHeader, layers: int, library: Library) -> int:
+    """Bytes of an image once it is packed for a model of `layers` layers."""
+    kind, total = KINDS[header.dtype], _arrays_at(layers)
     for entry in header.entries:
         ranks = sum(part.rank for part in entry.slices)
         total += aligned(library.packed_bytes(kind, ranks, entry.in_features)) if ranks else 0
@@ -40,32 +46,59 @@ def resident_bytes(header: ImageHeader, library: Library) -> int:
             out = part.out_features
             total += aligned(library.packed_bytes(kind, out, part.rank)) if part.rank else 0
             total += sum(aligned(4 * out) for row in (part.gain, part.bias) if row >= 0)
-    return total
+    return -(-total // ALIGNMENT) * ALIGNMENT
 
 
 def pack_image(
     header: ImageHeader, block: bytearray, layers: int, sizes: Sizes, library: Library
-) -> PackedImage:
+) -> Bytes:
     """Pack an image for a model of `layers` layers; the block is not kept.
 
     Raises `ImageError` when the image does not fit the model or its own block.
     """
     _check(header, len(block), layers, sizes)
-    packer = _Packer(header, block, library)
-    projections = (abi.LoraProjection * (layers * len(ORDER)))()
-    for entry in header.entries:
-        place = entry.layer * len(ORDER) + ORDER.index(entry.projection)
-        projections[place] = packer.projection(entry)
-    return PackedImage(abi.Adapter(KINDS[header.dtype], projections), packer.arena)
+    return _Packer(header, block, layers, library).pack(header.entries)
+
+
+def relocate(image: Bytes, layers: int, distance: int) -> None:
+    """Add `distance` to all pointers in a packed image that are not null."""
+    head = image[: 2 * WORD].view(np.int64)
+    head[1] += distance
+    table = image[TABLE : TABLE + _table_bytes(layers)].view(np.int64)
+    rows = table.reshape(layers * len(ORDER), -1)
+    pointers = rows[:, POINTERS]
+    rows[:, POINTERS] = np.where(pointers, pointers + distance, 0)
+
+
+def _table_bytes(layers: int) -> int:
+    """Bytes of a model's projections."""
+    return layers * len(ORDER) * ctypes.sizeof(abi.LoraProjection)
+
+
+def _arrays_at(layers: int) -> int:
+    """Where the arrays begin."""
+    return TABLE + aligned(_table_bytes(layers))
 
 
 class _Packer:
-    def __init__(self, header: ImageHeader, block: bytearray, library: Library) -> None:
+    def __init__(
+        self, header: ImageHeader, block: bytearray, layers: int, library: Library
+    ) -> None:
         self._kind, self._library = KINDS[header.dtype], library
         self._block = np.frombuffer(block, np.uint8)
-        self.arena = Arena(resident_bytes(header, library))
+        self._image = _zeroes(packed_bytes(header, layers, library))
+        self._image[: 2 * WORD].view(np.int64)[:] = self._kind, TABLE
+        projections = abi.LoraProjection * (layers * len(ORDER))
+        self._projections = projections.from_buffer(self._image.data, TABLE)
+        self._used = _arrays_at(layers)
 
-    def projection(self, entry: Entry) -> abi.LoraProjection:
+    def pack(self, entries: tuple[Entry, ...]) -> Bytes:
+        for entry in entries:
+            place = entry.layer * len(ORDER) + ORDER.index(entry.projection)
+            self._projections[place] = self._projection(entry)
+        return self._image
+
+    def _projection(self, entry: Entry) -> abi.LoraProjection:
         ranks = sum(part.rank for part in entry.slices)
         shape = (ranks, entry.in_features)
         found = abi.LoraProjection(ranks=ranks)
@@ -89,15 +122,29 @@ class _Packer:
         )
 
     def _matrix(self, offset: int, shape: tuple[int, int], strides: tuple[int, int]) -> int:
-        address = self.arena.take(self._library.packed_bytes(self._kind, *shape))
-        source = self._block.ctypes.data + offset
-        self._library.pack(self._kind, source, shape, strides, address)
-        return address
+        place = self._take(self._library.packed_bytes(self._kind, *shape))
+        source, target = (bytes_.ctypes.data for bytes_ in (self._block, self._image))
+        self._library.pack(self._kind, source + offset, shape, strides, target + place)
+        return place
 
     def _row(self, offset: int, length: int) -> int | None:
         if offset < 0:
             return None
-        return self.arena.put(self._block[offset : offset + 4 * length])
+        place = self._take(4 * length)
+        self._image[place : place + 4 * length] = self._block[offset : offset + 4 * length]
+        return place
+
+    def _take(self, nbytes: int) -> int:
+        place = self._used
+        self._used += aligned(nbytes)
+        return place
+
+
+def _zeroes(nbytes: int) -> Bytes:
+    """Bytes at an address that `Library.pack` can write to."""
+    found = np.zeros(nbytes + abi.ALIGNMENT, np.uint8)
+    start = -found.ctypes.data % abi.ALIGNMENT
+    return found[start : start + nbytes]
 
 
 def _check(header: ImageHeader, block_bytes: int, layers: int, sizes: Sizes) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from loraplex.engine.checkpoint import tensor_shapes, weight_files
 from loraplex.engine.model.config import ModelConfig
 from loraplex.engine.model.rotary import rotary_tables
-from loraplex.engine.native.arena import Arena, aligned
+from loraplex.engine.native.memory import Memory, aligned
 from loraplex.kernels.cpu import library as abi
 from loraplex.kernels.cpu.library import Library
 
@@ -121,7 +121,7 @@ class PackedBase:
     config: ModelConfig
     precision: Precision
     struct: abi.Model
-    arena: Arena
+    arena: Memory
 
 
 def pack_base(
@@ -159,7 +159,7 @@ class _Packer:
         self._precision, self._library = precision, library
         self._positions = positions
         self._shapes = dict(tensor_shapes(config))
-        self.arena = Arena(self._total_bytes())
+        self.arena = Memory(self._total_bytes())
         self.jobs: list[_Job] = []
 
     def model(self) -> abi.Model:

@@ -82,6 +82,7 @@ def executor(
     threads: int = 1,
     cores: tuple[int, ...] = (),
     blocks: int = 200,
+    room: int = 1 << 30,
     block_size: int = BLOCK_SIZE,
     round_rows: bool | None = None,
     adjust: Callable[[Any], object] = lambda struct: None,
@@ -97,8 +98,10 @@ def executor(
     )
     base = pack_base(model, model.config, precision, library, model.config.max_positions)
     adjust(base.struct)
+    base.struct.block_size = block_size
     return NativeExecutor(
         base, library, block_size=block_size, num_blocks=blocks, max_rows=MAX_ROWS,
+        memory_bytes=blocks * library.kv_block_bytes(base.struct) + room,
         max_wanted=MAX_ROWS, team=Team(threads, cores),
     )  # fmt: skip
 
@@ -187,7 +190,7 @@ def add_image(target: Any, name: str, config: ModelConfig, lora: Adapter, dtype:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "image"
         digest = write_image(path, config, lora, dtype)
-        target.add_image(name, *read_image(path, digest))
+        target.add_image(name, target.prepare_image(*read_image(path, digest)))
 
 
 def _bytes(tensor: Tensor | None, dtype: str = "fp32") -> bytes:

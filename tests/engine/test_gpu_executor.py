@@ -86,7 +86,7 @@ def pair(
         config = read_model_config(directory)
         digest = torch_kit.random_image(path, config, seed, projections="qkv o gate_up down")
         for executor in executors:
-            executor.add_image(name, *torch_kit.read_image(path, digest))
+            torch_kit.add(executor, name, *torch_kit.read_image(path, digest))
     plain, gpu = (torch_kit.Runner(executor) for executor in executors)
     return Pair(plain, gpu, run(plain, torch_kit), run(gpu, torch_kit))
 
@@ -101,11 +101,13 @@ def save_model(name: str, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def load(directory: Path, budget: int = 1 << 18) -> GpuExecutor:
+def load(directory: Path) -> GpuExecutor:
     """An executor whose cache and scratch hold NaN from the start; rows of its products agree."""
     decoder = load_decoder(directory, read_model_config(directory), torch.float32, 64)
     limits = Limits(sequences=4, tokens=24, length=64, block_size=16)
-    executor = GpuExecutor(decoder, limits, BLOCKS, budget, graphs=False)
+    executor = GpuExecutor(
+        decoder, limits, num_blocks=BLOCKS, memory_bytes=1 << 19, swap_slots=2, graphs=False
+    )  # fmt: skip
     executor._cache.fill_(torch.nan)
     executor._scratch.fill_(torch.nan)
     return executor
@@ -144,13 +146,16 @@ def test_outcome_of_wanted_rows(pair: Pair, torch_kit: ModuleType) -> None:
     gpu = pair.gpu.executor
     chosen = [torch_kit.Track(tokens(n, n), "a", [n]) for n in (5, 6)]
 
-    def batch(start: int, count: int) -> Batch:
-        parts = [torch_kit.Part(track, start, count) for track in chosen]
+    def batch(start: int, count: int, *wants: int) -> Batch:
+        parts = [
+            torch_kit.Part(track, start, count, wanted)
+            for track, wanted in zip(chosen, wants, strict=True)
+        ]
         return torch_kit.build(parts, torch_kit.BLOCK_SIZE)[0]
 
-    outcome = gpu.execute(batch(0, 4))
+    outcome = gpu.execute(batch(0, 4, 0, 0))
     assert (outcome.logits.shape, outcome.peak.shape) == ((0, 53), (0,))
-    outcome = gpu.execute(batch(4, 1))
+    outcome = gpu.execute(batch(4, 1, 1, 0))
     expected = outcome_of(outcome.logits)
     assert outcome.logits.shape == (1, 53)
     assert torch.equal(outcome.likeliest, expected.likeliest)
@@ -169,10 +174,44 @@ def test_image_of_a_larger_rank_gets_room(
     builder.add(1, "o", 64, a.tobytes(), scale.tobytes(), slices)
     digest = builder.finish(tmp_path / "large")
     for runner in (pair.plain, pair.gpu):
-        runner.executor.add_image("c", *torch_kit.read_image(tmp_path / "large", digest))
+        torch_kit.add(runner.executor, "c", *torch_kit.read_image(tmp_path / "large", digest))
     expected, base = pair.plain.logits([5, 9, 1], "c"), pair.plain.logits([5, 9, 1])
     torch.testing.assert_close(pair.gpu.logits([5, 9, 1], "c"), expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(expected, base, atol=0.01)
     pair.gpu.executor.remove_image("c")
     with pytest.raises(KeyError):
         pair.gpu.step((torch_kit.Track([1, 2], "c"), 2))
+
+
+@pytest.mark.parametrize("pair", ["llama"], indirect=True)
+def test_blocks_and_images_move(pair: Pair, torch_kit: ModuleType) -> None:
+    """A block through two others and the host; the image to where another was."""
+    runner, executor, ids = pair.gpu, pair.gpu.executor, tokens(10, 4)
+    expected = runner.logits(ids, "b")
+    track = torch_kit.Track(ids, "b")
+    found = runner.step((track, 8))
+    block, near, far = track.block_table[0], runner.free.pop(), runner.free.pop()
+    executor.copy_blocks([(block, near), (near, far)])
+    executor.swap_out([(far, 1)])
+    executor._cache[[block, near, far]] = torch.nan
+    executor.swap_in([(1, near)])
+    track.block_table, runner.free = [near], [*runner.free, block, far]
+    executor.remove_image("a")
+    before = executor._images._images["b"].begin
+    executor._images.set_floor(before + 1)
+    assert executor._images._images["b"].begin > before
+    found += runner.step((track, 2))
+    assert torch.equal(torch.cat(found), expected)
+    with pytest.raises(ValueError, match="13 blocks are more than 12"):
+        executor.set_blocks(BLOCKS + 1)
+    executor.set_blocks(BLOCKS)
+
+
+@pytest.mark.parametrize("pair", ["llama"], indirect=True)
+def test_an_adapter_may_begin_inside_a_sequence(pair: Pair, torch_kit: ModuleType) -> None:
+    runner, ids = pair.gpu, tokens(9, 5)
+    apart, whole = (torch_kit.Track(ids, "b", adapter_start=4) for _ in range(2))
+    expected = torch.cat([runner.step((apart, n))[0] for n in (4, 5)])
+    found, base = runner.step((whole, 9), (torch_kit.Track(ids), 9))
+    assert torch.equal(found, expected)
+    assert torch.equal(found[:4], base[:4]) and not torch.equal(found[4:], base[4:])

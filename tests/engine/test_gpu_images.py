@@ -22,7 +22,11 @@ def block(value: float, size: int = 896) -> bytearray:
 
 
 def images(budget: int, most: int = 4) -> DeviceImages:
-    return DeviceImages(CONFIG, budget, "cpu", most)
+    return DeviceImages(CONFIG, torch.zeros(budget, dtype=torch.uint8), most)
+
+
+def add(found: DeviceImages, digest: str, header: ImageHeader, block: bytearray) -> None:
+    found.add(digest, found.stage(header, block))
 
 
 def points_to(found: DeviceImages, digest: str, value: float) -> None:
@@ -40,9 +44,9 @@ def points_to(found: DeviceImages, digest: str, value: float) -> None:
 
 
 def test_tables_point_to_the_arrays() -> None:
-    found = images(4000)
+    found = images(4096)
     for value, digest in enumerate("abc", 1):
-        found.add(digest, HEADER, block(value))
+        add(found, digest, HEADER, block(value))
     for value, digest in enumerate("abc", 1):
         points_to(found, digest, value)
     line = found.places["a"][1]
@@ -54,14 +58,31 @@ def test_tables_point_to_the_arrays() -> None:
 def test_images_move_to_make_room() -> None:
     found = images(4 * 896)
     for value, digest in enumerate("abcd", 1):
-        found.add(digest, HEADER, block(value))
+        add(found, digest, HEADER, block(value))
     found.remove("a")
     found.remove("c")
     large = replace_header(block_bytes=2 * 896)
-    found.add("e", large, block(5, 2 * 896))
+    add(found, "e", large, block(5, 2 * 896))
     for digest, value in (("b", 2), ("d", 4), ("e", 5)):
         points_to(found, digest, value)
     assert sorted(found.places) == ["b", "d", "e"]
+
+
+def test_images_move_above_a_floor() -> None:
+    found = images(6 * 896)
+    for value, digest in enumerate("abcd", 1):
+        add(found, digest, HEADER, block(value))
+    found.remove("b")
+    with pytest.raises(MemoryError):
+        found.set_floor(3 * 896 + 1)
+    found.set_floor(3 * 896)
+    for digest, value in (("a", 1), ("c", 3), ("d", 4)):
+        points_to(found, digest, value)
+    with pytest.raises(MemoryError):
+        add(found, "e", HEADER, block(5))
+    found.set_floor(2 * 896)
+    add(found, "e", HEADER, block(5))
+    points_to(found, "e", 5)
 
 
 def replace_header(**changes: object) -> ImageHeader:
@@ -71,22 +92,22 @@ def replace_header(**changes: object) -> ImageHeader:
 
 def test_memory_and_lines_run_out() -> None:
     found = images(896 + 512)
-    found.add("a", HEADER, block(1))
-    with pytest.raises(ImageError, match="takes 896 bytes; 512 are free"):
-        found.add("b", HEADER, block(1))
+    add(found, "a", HEADER, block(1))
+    with pytest.raises(MemoryError, match="896 bytes are asked for, and 512 are free"):
+        add(found, "b", HEADER, block(1))
     found.remove("a")
-    found.add("b", HEADER, block(2))
+    add(found, "b", HEADER, block(2))
     points_to(found, "b", 2)
-    few = images(4000, most=1)
-    few.add("a", HEADER, block(1))
-    with pytest.raises(ImageError, match="as many as can be"):
-        few.add("b", HEADER, block(1))
+    few = images(4096, most=1)
+    add(few, "a", HEADER, block(1))
+    with pytest.raises(MemoryError, match="as many as can be"):
+        add(few, "b", HEADER, block(1))
 
 
 def test_an_image_without_arrays() -> None:
     found = images(1024)
     header = replace_header(block_bytes=0, entries=())
-    found.add("a", header, bytearray())
+    add(found, "a", header, bytearray())
     assert largest_rank(header) == 0
     found.remove("a")
     assert found.places == {}
@@ -118,9 +139,9 @@ def test_kinds_of() -> None:
     ],
 )
 def test_image_that_does_not_fit(entry: Entry) -> None:
-    found = images(4000)
+    found = images(4096)
     with pytest.raises(ImageError):
-        found.add("a", replace_header(entries=(entry,)), block(1))
+        found.stage(replace_header(entries=(entry,)), block(1))
     assert found.places == {}
 
 
@@ -128,7 +149,7 @@ def test_bytes_are_seen_in_the_image_s_dtype() -> None:
     found = images(1024)
     weights = torch.arange(48, dtype=torch.int8)
     content = bytearray(weights.numpy().tobytes() + bytes(896 - 48))
-    found.add("a", replace_header(dtype="int8"), content)
+    add(found, "a", replace_header(dtype="int8"), content)
     kind, line = found.places["a"]
     place = int(found.table(1, "qkv")[line][0]) * ALIGNMENT
     assert found.arenas[kind].weights[place : place + 48].equal(weights)

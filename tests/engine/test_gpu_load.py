@@ -7,10 +7,8 @@ import numpy as np
 import torch
 import transformers
 
-from loraplex.engine.gpu.load import fit_blocks, load_gpu_executor
-from loraplex.engine.gpu.step_layout import Limits
+from loraplex.engine.gpu.load import load_gpu_executor
 from loraplex.engine.images import BaseManifest
-from loraplex.engine.model.config import read_model_config
 from loraplex.engine.settings import EngineSettings
 
 TOKEN = 2 * 1 * 2 * 16 * 4  # K and V, layers, KV heads, head size, bytes of an fp32
@@ -28,23 +26,16 @@ def save_model(directory: Path) -> None:
 def test_it_takes_what_settings_say_and_runs(tmp_path: Path, torch_kit: ModuleType) -> None:
     save_model(tmp_path)
     settings = EngineSettings(
-        dtype="float32", kv_cache_bytes=3 * 16 * TOKEN + 1, max_num_seqs=2,
+        dtype="float32", kv_cache_bytes=3 * 16 * TOKEN + 1, max_num_seqs=2, swap_space=1e-4,
         max_num_batched_tokens=8, memory_utilization=0.001,
     )  # fmt: skip
     manifest = BaseManifest("tiny", str(tmp_path), "f" * 64, 1, 32, 53, 64, (0,), {})
     executor = load_gpu_executor(manifest, settings, device="cpu")
     assert (executor.name, executor.device, executor.dtype) == ("triton", "cpu", "float32")
     assert (executor.num_blocks, executor.block_size) == (3, 16)
-    assert executor.image_budget_bytes > 0
+    assert executor.block_bytes == 16 * TOKEN
+    assert executor.memory_bytes > 4 * executor.block_bytes and executor.swap_slots == 3
     with np.errstate(all="ignore"):
         found = torch_kit.Runner(executor).logits([5, 2, 9])
     expected = torch_kit.Runner(torch_kit.load(tmp_path, blocks=3)).logits([5, 2, 9])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_blocks_fit_the_memory_and_the_longest_sequences(tmp_path: Path) -> None:
-    save_model(tmp_path)
-    config, limits = read_model_config(tmp_path), Limits(4, 8, 33, 16)
-    assert fit_blocks(config, torch.float32, limits, 5 * 16 * TOKEN - 1) == 4
-    assert fit_blocks(config, torch.bfloat16, limits, 5 * 16 * TOKEN - 1) == 9
-    assert fit_blocks(config, torch.float32, limits, 1 << 40) == 4 * 3

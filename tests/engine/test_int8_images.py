@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from loraplex.engine.images import (
     SliceData,
     read_image,
 )
-from loraplex.engine.model.adapter import make_resident
+from loraplex.engine.model.adapter import read_adapter
 from loraplex.kernels.sgmv import sgmv_
 
 ADAPTERS = Path(__file__).resolve().parents[2] / "examples" / "adapters"
@@ -57,7 +58,7 @@ def image(path: Path, dtype: str, a: np.ndarray, b: np.ndarray, scale: np.ndarra
     builder.add(0, "o", a.shape[1], a.astype(kind).tobytes(), scale.tobytes(), [part])
     header, block = read_image(path, builder.finish(path))
     assert header.dtype == dtype
-    return make_resident(header, block, tiny_config(a.shape[1]))[0, "o"]
+    return read_adapter(header, block, tiny_config(a.shape[1]))[0, "o"]
 
 
 def tiny_config(hidden: int) -> Any:
@@ -86,20 +87,25 @@ def test_an_int8_image_is_computed_without_another_rounding(tmp_path: Path) -> N
 def test_a_header_that_says_more_than_the_block_holds_is_refused() -> None:
     entry = Entry(0, "o", 24, 0, 128, (Slice(8, 24, 256),))
     header = ImageHeader("f" * 64, "int8", 512, (entry,))
-    make_resident(header, bytearray(512), tiny_config(24))
+    read_adapter(header, bytearray(512), tiny_config(24))
     with pytest.raises(ImageError, match="outside its block"):
-        make_resident(header, bytearray(447), tiny_config(24))
+        read_adapter(header, bytearray(447), tiny_config(24))
 
 
 @pytest.fixture(scope="module")
-def runner(demo_runner: Callable[..., Any], demo_base: BaseManifest, tmp_path_factory: Any) -> Any:
+def runner(
+    demo_runner: Callable[..., Any],
+    demo_base: BaseManifest,
+    tmp_path_factory: Any,
+    torch_kit: ModuleType,
+) -> Any:
     """The demo base in fp32, with each demo adapter as bf16 and as int8."""
     found, folder = demo_runner(), tmp_path_factory.mktemp("images")
     for source in sorted(ADAPTERS.iterdir()):
         for dtype in ("bf16", "int8"):
             path = folder / f"{source.name}-{dtype}"
             digest = compile_adapter(source, demo_base, path, dtype).digest
-            found.executor.add_image(path.name, *read_image(path, digest))
+            torch_kit.add(found.executor, path.name, *read_image(path, digest))
     return found
 
 

@@ -58,7 +58,7 @@ def threads() -> Iterator[None]:
 def add(kit: ModuleType, executor: Any, name: str, seed: int, folder: Path) -> None:
     path, config = folder / f"{name}.safetensors", executor._decoder.config
     digest = kit.random_image(path, config, seed, projections="qkv o gate_up down")
-    executor.add_image(name, *kit.read_image(path, digest))
+    kit.add(executor, name, *kit.read_image(path, digest))
 
 
 def prompts() -> list[list[int]]:
@@ -118,12 +118,12 @@ def test_removed_image_is_gone(runner: Any, torch_kit: ModuleType) -> None:
 
 def test_only_wanted_rows_have_logits(runner: Any, torch_kit: ModuleType) -> None:
     track = torch_kit.Track(prompts()[1], block_table=[5, 9, 2])
-    first, _ = torch_kit.build([torch_kit.Part(track, 0, 30)], torch_kit.BLOCK_SIZE)
-    last, _ = torch_kit.build([torch_kit.Part(track, 30, 10)], torch_kit.BLOCK_SIZE)
+    first, _ = torch_kit.build([torch_kit.Part(track, 0, 30, 0)], torch_kit.BLOCK_SIZE)
+    last, _ = torch_kit.build([torch_kit.Part(track, 30, 10, 3)], torch_kit.BLOCK_SIZE)
     assert runner.executor.execute(first).logits.shape == (0, 97)
     logits = runner.executor.execute(last).logits
     assert logits.dtype == torch.float32
-    assert torch.equal(logits, runner.logits(prompts()[1])[-1:])
+    assert torch.equal(logits, runner.logits(prompts()[1])[-3:])
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,13 @@ def test_only_wanted_rows_have_logits(runner: Any, torch_kit: ModuleType) -> Non
 def test_image_that_does_not_fit(runner: Any, entry: Entry) -> None:
     header = ImageHeader("f" * 64, "fp32", 4096, (entry,))
     with pytest.raises(ImageError):
-        runner.executor.add_image("c", header, bytearray(4096))
+        runner.executor.prepare_image(header, bytearray(4096))
 
 
-def test_image_without_rank_may_have_rows(runner: Any) -> None:
+def test_image_without_rank_may_have_rows(runner: Any, torch_kit: ModuleType) -> None:
     gain = Entry(0, "o", 48, 0, 0, (Slice(0, 48, gain=0),))
-    runner.executor.add_image("c", ImageHeader("f" * 64, "bf16", 4096, (gain,)), bytearray(4096))
+    header = ImageHeader("f" * 64, "bf16", 4096, (gain,))
+    torch_kit.add(runner.executor, "c", header, bytearray(4096))
     assert runner.logits([1, 2, 3], "c").isfinite().all()
 
 
@@ -160,4 +161,5 @@ def test_load_torch_takes_what_settings_say(directory: Path, threads: None) -> N
     assert (executor.num_blocks, executor.block_size) == (10, 8)
     assert (executor.name, executor.device, executor.dtype) == ("torch", "cpu", "bfloat16")
     assert torch.get_num_threads() == 1
-    assert executor.image_budget_bytes > 0
+    assert executor.block_bytes == 8 * token
+    assert executor.memory_bytes > 10 * executor.block_bytes

@@ -37,7 +37,7 @@ def make(model: Any, native_kit: ModuleType, torch_kit: ModuleType) -> Any:
 
     def runner(**options: Any) -> Any:
         executor = native_kit.executor(model, **options)
-        executor._cache.bytes.fill(255)
+        executor._region.blocks.fill(255)
         for name, dtype, ranks in (
             ("a", "bf16", (16,)),
             ("b", "int8", (5, 0, 33)),

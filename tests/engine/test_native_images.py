@@ -1,5 +1,6 @@
 """Images on the native executor: what is refused, and the memory that they take."""
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -7,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from loraplex.engine.images import Entry, ImageError, ImageHeader, Slice, read_image
+from loraplex.engine.images import (
+    PROJECTIONS,
+    Entry,
+    ImageError,
+    ImageHeader,
+    Slice,
+    read_image,
+)
+from loraplex.engine.native.images import POINTERS, WORD, packed_bytes
+from loraplex.kernels.cpu.library import LoraProjection, LoraSlice, load_library
+
+LINEARS = tuple(name for names in PROJECTIONS.values() for name in names)
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +49,14 @@ def executor(native_kit: ModuleType) -> Iterator[Any]:
 def test_image_that_does_not_fit(executor: Any, entry: Entry) -> None:
     header = ImageHeader("f" * 64, "fp32", 4096, (entry,))
     with pytest.raises(ImageError):
-        executor.add_image("c", header, bytearray(4096))
+        executor.prepare_image(header, bytearray(4096))
 
 
 def test_a_projection_that_is_there_twice(executor: Any) -> None:
     entry = Entry(0, "o", 96, 0, 0, (Slice(1, 52, 0),))
     header = ImageHeader("f" * 64, "fp32", 4096, (entry, entry))
     with pytest.raises(ImageError, match="o of layer 0 does not fit the model"):
-        executor.add_image("c", header, bytearray(4096))
+        executor.prepare_image(header, bytearray(4096))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
@@ -55,7 +67,35 @@ def test_bytes_are_known_before(
     lora = native_kit.adapter(config, (1, 0, 16, 5), dtype=dtype, rows=True)
     digest = native_kit.write_image(tmp_path / "image", config, lora, dtype)
     header, block = read_image(tmp_path / "image", digest)
-    executor.add_image("a", header, block)
-    assert executor._images["a"].arena.used == executor.image_bytes(header)
-    executor.remove_image("a")
-    assert not executor._images and not executor._adapters
+    assert len(executor.prepare_image(header, block)) == executor.image_bytes(header)
+
+
+@pytest.mark.parametrize(
+    ("rank", "linears"), [(16, LINEARS), (8, ("q_proj", "v_proj"))], ids=["all", "q and v"]
+)
+def test_packing_adds_next_to_nothing(
+    rank: int, linears: tuple[str, ...], native_kit: ModuleType, tmp_path: Path
+) -> None:
+    """Adapters like those of the demo, whose linears have these sizes."""
+    model = native_kit.tiny(
+        num_layers=3, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3,
+        head_dim=64,
+    )  # fmt: skip
+    config, library = model.config, load_library()
+    whole = native_kit.adapter(config, (rank,), dtype="bf16")
+    lora = {key: part for key, part in whole.items() if key[1] in linears}
+    path = tmp_path / "image"
+    header, _ = read_image(path, native_kit.write_image(path, config, lora, "bf16"))
+    taken = packed_bytes(header, config.num_layers, library)
+    assert taken <= 1.02 * path.stat().st_size
+
+
+def test_pointers_are_those_of_the_struct() -> None:
+    """Each word of a projection is either relocated or a number."""
+    projection, part = (
+        [kind is ctypes.c_void_p for _, kind in struct._fields_]
+        for struct in (LoraProjection, LoraSlice)
+    )
+    words = [*projection[:-1], *part * 3]
+    assert ctypes.sizeof(LoraProjection) == len(words) * WORD
+    assert [place for place, is_pointer in enumerate(words) if is_pointer] == POINTERS

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loraplex.engine.batch import Batch, build
+from loraplex.engine.batch import build
 from loraplex.engine.executor import Executor, TorchExecutor
-from loraplex.engine.images import ImageBuilder, SliceData, read_image
+from loraplex.engine.images import ImageBuilder, ImageHeader, SliceData, read_image
 from loraplex.engine.model.adapter import projection_sizes
 from loraplex.engine.model.config import ModelConfig, read_model_config
 from loraplex.engine.model.decoder import load_decoder
@@ -21,6 +21,7 @@ from loraplex.engine.native.weights import are_bf16, choose_precision, pack_base
 from loraplex.kernels.cpu.library import load_library
 
 BLOCK_SIZE, MAX_ROWS = 16, 512
+IMAGE_ROOM = 1 << 30  # bytes of a region that are left to images: none are taken before their use
 
 
 @dataclass(eq=False)
@@ -31,6 +32,8 @@ class Track:
     image: str | None = None
     block_table: list[int] = field(default_factory=list)
     computed: int = 0
+    adapter_start: int | None = 0
+    drafts: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -38,15 +41,35 @@ class Part:
     sequence: Track
     start: int
     count: int
+    wanted: int
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32, blocks: int = 400) -> TorchExecutor:
+def load(
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    blocks: int = 400,
+    *,
+    swap_slots: int = 0,
+    room: int = IMAGE_ROOM,
+) -> TorchExecutor:
+    """An executor of `blocks` KV blocks, and `room` bytes for images."""
     config = read_model_config(directory)
     decoder = load_decoder(directory, config, dtype, config.max_positions)
-    return TorchExecutor(decoder, block_size=BLOCK_SIZE, num_blocks=blocks)
+    token_bytes = 2 * config.num_layers * config.kv_size * dtype.itemsize
+    return TorchExecutor(
+        decoder, block_size=BLOCK_SIZE, num_blocks=blocks, swap_slots=swap_slots,
+        memory_bytes=blocks * BLOCK_SIZE * token_bytes + room,
+    )  # fmt: skip
 
 
-def load_native(directory: Path, blocks: int = 400, **asked: str) -> NativeExecutor:
+def load_native(
+    directory: Path,
+    blocks: int = 400,
+    *,
+    swap_slots: int = 0,
+    room: int = IMAGE_ROOM,
+    **asked: str,
+) -> NativeExecutor:
     """`asked` are the settings `dtype` and `quantization`."""
     config, library = read_model_config(directory), load_library()
     asked = {"dtype": "float32", "quantization": "none"} | asked
@@ -54,9 +77,11 @@ def load_native(directory: Path, blocks: int = 400, **asked: str) -> NativeExecu
         **asked, stored_bf16=are_bf16(directory), multiplies_bf16=library.has_bf16
     )
     base = pack_base(Checkpoint(directory), config, precision, library, config.max_positions, 2)
+    base.struct.block_size = BLOCK_SIZE
     return NativeExecutor(
-        base, library, block_size=BLOCK_SIZE, num_blocks=blocks, max_rows=MAX_ROWS,
-        max_wanted=MAX_ROWS, team=Team(2),
+        base, library, block_size=BLOCK_SIZE, num_blocks=blocks, swap_slots=swap_slots,
+        memory_bytes=blocks * library.kv_block_bytes(base.struct) + room,
+        max_rows=MAX_ROWS, max_wanted=MAX_ROWS, team=Team(2),
     )  # fmt: skip
 
 
@@ -75,7 +100,7 @@ class Runner:
 
     def step(self, *parts: tuple[Track, int]) -> list[Tensor]:
         """Run the next `count` tokens of each track; logits of all these tokens, by part."""
-        chosen = [Part(track, track.computed, count) for track, count in parts]
+        chosen = [Part(track, track.computed, count, count) for track, count in parts]
         for part in chosen:
             part.sequence.computed += part.count
             need = -(-part.sequence.computed // self.executor.block_size) - len(
@@ -83,7 +108,7 @@ class Runner:
             )
             part.sequence.block_table += [self.free.pop() for _ in range(need)]
         batch, order = build(chosen, self.executor.block_size)
-        logits = self.executor.execute(want_all(batch)).logits.clone()
+        logits = self.executor.execute(batch).logits.clone()
         spans = {id(p): logits[s.start : s.end] for p, s in zip(order, batch.spans, strict=True)}
         return [spans[id(part)] for part in chosen]
 
@@ -119,13 +144,6 @@ class Runner:
             track.block_table, track.computed = [], 0
 
 
-def want_all(batch: Batch) -> Batch:
-    rows = np.arange(len(batch.token_ids), dtype=np.int32)
-    return Batch(
-        batch.token_ids, batch.positions, batch.spans, batch.block_tables, batch.segments, rows
-    )
-
-
 def random_image(
     path: Path, config: ModelConfig, seed: int, scale: float = 0.1, projections: str = "qkv o"
 ) -> str:
@@ -153,7 +171,13 @@ def random_image(
 
 
 def add_image(executor: Executor, path: Path, digest: str) -> None:
-    executor.add_image(digest, *read_image(path, digest))
+    """Make the image of a file resident."""
+    add(executor, digest, *read_image(path, digest))
+
+
+def add(executor: Executor, name: str, header: ImageHeader, block: bytearray) -> None:
+    """Make an image resident under `name`."""
+    executor.add_image(name, executor.prepare_image(header, block))
 
 
 def _bytes(array: np.ndarray) -> bytes:

@@ -1,6 +1,6 @@
 """Memory that the native step reads: zeroed, on huge pages, outside of Python's heap.
 
-Pages are taken when they are first written, so that a large arena costs what is in it. This file
+Pages are taken when they are first written, so that a large stretch costs what is in it. This file
 knows bytes and addresses; it refuses to know what they hold.
 """
 
@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from loraplex.kernels.cpu.library import ALIGNMENT
 
+Bytes = NDArray[np.uint8]
+
 
 def aligned(nbytes: int) -> int:
-    """Bytes that something of `nbytes` takes of an arena."""
+    """Bytes that something of `nbytes` takes of a stretch of memory."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-class Arena:
+class Memory:
     """`nbytes` bytes of anonymous memory, handed out from the front, freed with the object."""
 
     def __init__(self, nbytes: int) -> None:
@@ -27,7 +29,7 @@ class Arena:
         memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=flags)
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self.bytes: Bytes = np.frombuffer(memory, np.uint8)
         self.address = self.bytes.ctypes.data
         self.used = 0
 
@@ -36,7 +38,7 @@ class Arena:
         start = self.used
         self.used += aligned(nbytes)
         if self.used > len(self.bytes):
-            raise MemoryError(f"an arena of {len(self.bytes)} bytes cannot hold {self.used}")
+            raise MemoryError(f"{len(self.bytes)} bytes of memory cannot hold {self.used}")
         return self.address + start
 
     def put(self, array: NDArray[Any]) -> int:
