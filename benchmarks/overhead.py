@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,14 @@ from typing import Any
 import torch
 from bench import connected, token_times
 
-from loraplex.engine import core
+from loraplex.engine import core, reader, stepper
+from loraplex.engine.assembly import engine_on
 from loraplex.engine.batch import Batch
 from loraplex.engine.client.local import LocalEngine
-from loraplex.engine.images import BaseManifest, ImageHeader, ImageStore
+from loraplex.engine.images import BaseManifest, ImageStore
+from loraplex.engine.intake import Intake
 from loraplex.engine.outcome import Outcome, outcome_of
 from loraplex.engine.protocol import Generate, Sampling
-from loraplex.engine.residency import Residency
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.settings import EngineSettings
 from loraplex.engine.waker import Waker
@@ -60,7 +61,8 @@ class BusyExecutor:
     """An executor whose steps take `step_s` and whose logits are those of no model."""
 
     name, device, dtype = "none", "cpu", "float32"
-    num_blocks, block_size, image_budget_bytes = 4096, 16, 1 << 20
+    num_blocks, block_size, block_bytes, swap_slots = 4096, 16, 1, 0
+    memory_bytes = num_blocks
 
     def __init__(self, step_s: float) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -69,11 +71,10 @@ class BusyExecutor:
         self._outcome = outcome_of(noise / 2 - 1.2 * ranks.log())  # Zipf's law, more or less
         self._step_s, self._weights = step_s, torch.ones(WEIGHTS)
 
-    def add_image(self, digest: str, header: ImageHeader, block: bytearray) -> None:
-        """Nothing is kept."""
+    def set_blocks(self, count: int) -> None:
+        """Nothing is kept, nor ever an image."""
 
-    def remove_image(self, digest: str) -> None:
-        """Nothing was kept."""
+    prepare_image = image_bytes = add_image = remove_image = copy_blocks = None
 
     def execute(self, batch: Batch) -> Outcome:
         """Read weights for a while; the first rows of what was drawn at the start."""
@@ -138,20 +139,23 @@ def serve(endpoint: str, step_s: float) -> None:
     clock = Clock()
     for owner, name, part in (
         (Worker, "_turn", "turn"), (Worker, "_receive", "receive"), (Worker, "_deliver", "deliver"),
-        (core.Engine, "_settle_images", "images"), (core.Engine, "_run", "run"),
-        (Scheduler, "schedule", "schedule"), (core, "build", "build"), (core, "sample", "sample"),
+        (Intake, "settle", "images"), (core.Engine, "_run", "run"),
+        (Scheduler, "schedule", "schedule"), (stepper, "build", "build"),
+        (reader, "sample", "sample"),
         (BusyExecutor, "execute", "execute"),
     ):  # fmt: skip
         clock.watch(owner, name, part)
     executor, waker = BusyExecutor(step_s), Waker()
-    with tempfile.TemporaryDirectory() as folder:
-        store, load, unload = ImageStore(folder), executor.add_image, executor.remove_image
-        residency = Residency(store, Path(folder), "f" * 64, 1 << 20, load, unload, waker.set)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         settings = EngineSettings(max_num_seqs=MAX_ROWS, max_num_batched_tokens=2048)
-        worker = Worker(core.Engine(executor, residency, settings, MANIFEST), endpoint, waker)
+        store, cache = ImageStore(folder), Path(folder)
+        stack.enter_context(closing(waker))
+        engine = stack.enter_context(
+            engine_on(executor, settings, MANIFEST, store, cache, waker.set)
+        )
+        worker = Worker(engine, endpoint, waker)
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         worker.run()
-        residency.close()
     print(json.dumps(clock.report()))
 
 

@@ -17,13 +17,13 @@ import msgspec
 import zmq
 
 from loraplex.engine import settings as knobs
+from loraplex.engine.assembly import engine_on
 from loraplex.engine.core import Engine
 from loraplex.engine.images import BaseManifest, ImageStore
 from loraplex.engine.load import load_executor
 from loraplex.engine.log import configure
 from loraplex.engine.model.config import ModelError
 from loraplex.engine.parent import end_with_parent
-from loraplex.engine.residency import Residency
 from loraplex.engine.waker import Waker
 from loraplex.engine.worker import Worker
 from loraplex.kernels.dispatch import BackendError
@@ -61,18 +61,10 @@ def serve(options: argparse.Namespace, settings: knobs.EngineSettings) -> None:
         waker = Waker()
         stack.callback(waker.close)
         executor = load_executor(manifest, settings)
-        residency = Residency(
-            ImageStore(options.images),
-            options.cache,
-            manifest.fingerprint,
-            executor.image_budget_bytes,
-            executor.add_image,
-            executor.remove_image,
-            waker.set,
-            measure=executor.image_bytes,
+        store, cache = ImageStore(options.images), options.cache
+        engine = stack.enter_context(
+            engine_on(executor, settings, manifest, store, cache, waker.set)
         )
-        stack.callback(residency.close)
-        engine = Engine(executor, residency, settings, manifest)
         worker = Worker(engine, options.endpoint, waker)
         log.info("loaded in %.1f s: %s", time.monotonic() - started, _summary(engine))
         _run(worker)

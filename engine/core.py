@@ -1,34 +1,45 @@
 """The engine without its process: requests in, a step at a time, events out.
 
 It joins the scheduler, the executor, the sampler and the residency of images, and keeps the promise
-that each request added ends in exactly one terminal event, after which it holds no block and no
-image. It knows token ids, digests and events; it refuses to know sockets, clients and text.
+that each request added ends in exactly one terminal event, after which it holds no block, no slot
+and no image. It knows token ids, digests and events; it refuses to know sockets, clients and text.
 """
 
 import logging
 import time
+from collections.abc import Callable
 
-from loraplex.engine.batch import build
 from loraplex.engine.block_pool import BlockPool
+from loraplex.engine.costs import Costs
 from loraplex.engine.executor import Executor
+from loraplex.engine.fairness import Counters
+from loraplex.engine.guessing import guess
+from loraplex.engine.guidance import Guides
+from loraplex.engine.host_slots import HostSlots
 from loraplex.engine.images import BaseManifest
+from loraplex.engine.intake import Intake
+from loraplex.engine.memory_share import MemoryShare, divide, model_len
 from loraplex.engine.meter import Meter
+from loraplex.engine.plan import Plan
 from loraplex.engine.protocol import (
+    CacheEvent,
     Chunk,
     Event,
     Failed,
     FailureCode,
-    Finished,
     FinishReason,
     Generate,
+    PromptLogprobs,
     Ready,
     Stats,
 )
 from loraplex.engine.residency import Residency
-from loraplex.engine.sampler import Choice, sample
-from loraplex.engine.scheduler import Plan, Scheduler
-from loraplex.engine.sequence import Sequence, finish_reason, finished, from_request
+from loraplex.engine.sampler import Choice
+from loraplex.engine.scheduler import Limits, Scheduler
+from loraplex.engine.searching import advance, lacks_room
+from loraplex.engine.sequence import Request, Sequence, finish_reason, finished, from_request
 from loraplex.engine.settings import EngineSettings
+from loraplex.engine.stepper import Reading, Stepper
 from loraplex.engine.validate import refusal
 
 log = logging.getLogger(__name__)
@@ -39,67 +50,103 @@ class DuplicateRequest(Exception):
 
 
 class Engine:
-    """Runs requests on one base. Raises `SettingsError` when the settings cannot fit the base."""
+    """Runs requests on one base. Raises `SettingsError` when the settings cannot fit the base.
+
+    `wake` is called, on any thread, when `step` has something to do that `has_work` did not see.
+    """
 
     def __init__(
         self,
         executor: Executor,
         residency: Residency,
+        guides: Guides,
         settings: EngineSettings,
         manifest: BaseManifest,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._executor, self._residency = executor, residency
         self._settings, self._manifest = settings, manifest
-        self._pool = BlockPool(executor.num_blocks, executor.block_size)
-        capacity = executor.num_blocks * executor.block_size
-        self._model_len = settings.fit_model_len(manifest.max_position_embeddings, capacity)
-        self._scheduler = Scheduler(
-            self._pool, settings.max_num_seqs, settings.max_num_batched_tokens
+        self._model_len = model_len(executor, settings, manifest)
+        boundary = divide(executor, settings, manifest)
+        self._pool = BlockPool(
+            executor.num_blocks,
+            executor.block_size,
+            caching=settings.enable_prefix_caching,
+            limit=boundary.blocks,
         )
-        self._sequences: dict[str, Sequence] = {}
+        self._host, self._counters = HostSlots(executor.swap_slots), Counters()
+        limits = Limits(settings.max_num_seqs, settings.max_num_batched_tokens, settings.max_wanted)
+        costs = Costs()
+        scheduler = self._scheduler = Scheduler(
+            self._pool, self._host, self._counters, limits, costs.prefers_swap
+        )
+        self._share = MemoryShare(executor, self._pool, residency, scheduler, boundary)
+        self._intake = Intake(residency, guides, scheduler, manifest.fingerprint, wake)
+        self._stepper = Stepper(executor, scheduler, guides, costs)
+        self._requests: dict[str, Request] = {}
         self._outbox: list[Event] = []
-        self._images_changed = False  # acquired or released since the last poll
         self._meter = Meter()
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do something without a new request or a fetched image."""
-        runnable = self._scheduler.waiting + self._scheduler.running > 0
-        return bool(self._outbox) or runnable or self._images_changed
+        """Whether `step` would do something without a new request or what threads prepare."""
+        runnable = self._scheduler.waiting or self._scheduler.running
+        return bool(self._outbox or runnable or self._intake.images_changed)
 
-    def add(self, request: Generate) -> None:
+    def add(self, message: Generate) -> None:
         """Take a request; one that is refused has its `Failed` in what `step` returns next.
 
         Raises `DuplicateRequest` when its id is in flight, which stays as it is.
         """
-        name = request.request_id
-        if name in self._sequences:
+        name, settings = message.request_id, self._settings
+        if name in self._requests:
             raise DuplicateRequest("a request with this id is in flight")
-        reason = refusal(request, self._manifest.vocab_size, self._model_len)
+        vocabulary, scheduler = self._manifest.vocab_size, self._scheduler
+        reason = refusal(message, vocabulary, self._model_len, settings.max_num_seqs)
+        reason = reason or lacks_room(message, self._model_len, self._executor.block_size)
         if reason is not None:
             self._outbox.append(Failed(name, "invalid_request", reason))
-        elif self._scheduler.waiting + self._scheduler.loading >= self._settings.max_waiting:
-            message = f"{self._settings.max_waiting} requests wait already; try again later"
-            self._outbox.append(Failed(name, "overloaded", message))
+        elif scheduler.waiting + scheduler.loading + self._intake.waiting >= settings.max_waiting:
+            reason = f"{settings.max_waiting} requests wait already; try again later"
+            self._outbox.append(Failed(name, "overloaded", reason))
         else:
-            self._accept(request)
+            self._accept(message)
 
-    def abort(self, request_id: str) -> None:
-        """End a request with reason "abort"; one that is not in flight is ignored."""
-        sequence = self._sequences.get(request_id)
-        if sequence is not None:
-            self._finish(sequence, "abort")
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request with reason "abort", or one choice of it; ignores what is not there."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        if index is None:
+            self._end(request, finished(request, "abort", time.monotonic()))
+            return
+        forked = len(request.alive) + len(request.reasons) == request.choices
+        for sequence in [s for s in request.alive if s.index == index and forked]:
+            self._end_choice(sequence, "abort")
+
+    def prefetch(self, digest: str) -> None:
+        """Bring an image near: a request for it is expected."""
+        self._residency.prefetch(digest)
+
+    def pin(self, digest: str, pinned: bool) -> None:
+        """Keep an image resident once it is there, or no longer."""
+        if not self._residency.pin(digest, pinned):
+            log.warning("image %s… is not pinned: pins have taken all that they may", digest[:12])
 
     def fail_all(self, code: FailureCode, message: str) -> None:
         """End all requests in flight with `Failed`."""
-        for sequence in list(self._sequences.values()):
-            self._fail(sequence, code, message)
+        for request in list(self._requests.values()):
+            self._fail(request, code, message)
 
     def step(self) -> list[Event]:
         """Run one batch, if there is one, and return what happened since the last step."""
-        self._settle_images()
+        for refused in self._intake.settle():
+            self._fail(*refused)
+        if self._share.balance():
+            self._intake.images_changed = True
+        guess(self._scheduler.running, self._settings.speculative_tokens, self._model_len)
         plan = self._scheduler.schedule()
-        if plan.scheduled:
+        if plan.scheduled or plan.preempted:
             self._run(plan)
         return self.take_events()
 
@@ -107,6 +154,10 @@ class Engine:
         """What happened since the last step, without a new one."""
         events, self._outbox = self._outbox, []
         return events
+
+    def take_cache_events(self) -> list[CacheEvent]:
+        """What happened to cached KV since the last call."""
+        return self._pool.take_events()
 
     def describe(self, epoch: str) -> Ready:
         """Who this engine is, in the life of the process that `epoch` names."""
@@ -116,7 +167,7 @@ class Engine:
             base=self._manifest.fingerprint,
             max_model_len=self._model_len,
             max_num_seqs=self._settings.max_num_seqs,
-            kv_capacity_tokens=executor.num_blocks * executor.block_size,
+            kv_capacity_tokens=self._pool.limit * executor.block_size,
             executor=executor.name,
             device=executor.device,
             dtype=executor.dtype,
@@ -124,105 +175,126 @@ class Engine:
 
     def stats(self) -> Stats:
         """What was done so far, and how things are now."""
-        meter, scheduler, residency = self._meter, self._scheduler, self._residency
-        return Stats(
-            steps=meter.steps,
-            prompt_tokens=meter.prompt_tokens,
-            generated_tokens=meter.generated_tokens,
-            preemptions=meter.preemptions,
-            running=scheduler.running,
-            waiting=scheduler.waiting,
-            loading=scheduler.loading,
-            kv_blocks_used=self._pool.used_count,
-            kv_blocks_total=self._pool.num_blocks,
-            images_resident=residency.resident_count,
-            image_bytes=residency.resident_bytes,
-            image_budget_bytes=residency.budget_bytes,
-            sequences_per_step_max=meter.sequences_max,
-            adapters_per_step_max=meter.adapters_max,
-            rows_total=meter.rows_total,
-            rows_per_step=tuple(meter.rows),
-            adapters_per_step=tuple(meter.adapters),
-        )
+        waiting = self._scheduler.waiting + self._intake.waiting
+        return self._meter.stats(self._scheduler, self._pool, self._host, self._residency, waiting)
 
     def check_integrity(self) -> None:
-        """Raise unless blocks and images are held by exactly the requests in flight."""
+        """Raise unless blocks, slots and images are held by exactly the requests in flight."""
         self._scheduler.check_integrity()
         self._residency.check_integrity()
 
-    def _accept(self, request: Generate) -> None:
-        sequence = from_request(request, time.monotonic())
-        self._sequences[sequence.request_id] = sequence
-        if sequence.image is not None:
-            self._residency.acquire(sequence.image)
-            self._images_changed = True
-        self._scheduler.add(sequence)
-
-    def _settle_images(self) -> None:
-        """Let run what has its image by now, and fail what will not get it."""
-        self._images_changed = False
-        self._residency.poll()
-        for digest in self._scheduler.loading_images:
-            failure = self._residency.failure(digest)
-            if failure is not None:
-                for sequence in self._scheduler.loading_for(digest):
-                    self._fail(sequence, *failure)
-            elif self._residency.state(digest) == "device":
-                for sequence in self._scheduler.image_ready(digest):
-                    sequence.loaded = time.monotonic()
+    def _accept(self, message: Generate) -> None:
+        manifest, now = self._manifest, time.monotonic()
+        sequence = from_request(message, now, manifest.eos_token_ids, self._model_len)
+        self._requests[message.request_id] = sequence.request
+        self._intake.add(sequence, message)
 
     def _run(self, plan: Plan) -> None:
         _mark_scheduled(plan)
+        self._meter.count_step(plan)
         try:
-            batch, order = build(plan.scheduled, self._pool.block_size)
-            outcome = self._executor.execute(batch)
-            self._scheduler.commit(order)
-            wanting = [part.sequence for part in order if part.sequence.pending == 0]
-            choices = sample(outcome, wanting)
+            readings = self._stepper.run(plan)
+            for reading in readings:
+                self._take(reading)
+            for request in {p.sequence.request for p in plan.scheduled if p.sequence.tops}:
+                self._search(request)
         except Exception:
             log.exception("a step failed; its %d requests end", len(plan.scheduled))
-            for part in plan.scheduled:
-                self._fail(part.sequence, "internal", "the engine failed to compute this request")
-            return
-        self._meter.count_step(plan)
-        for sequence, choice in zip(wanting, choices, strict=True):
-            self._take(sequence, choice)
+            touched = [part.sequence for part in plan.scheduled] + list(plan.preempted)
+            for request in {sequence.request for sequence in touched}:
+                self._fail(request, "internal", "the engine failed to compute this request")
 
-    def _take(self, sequence: Sequence, choice: Choice | None) -> None:
-        """Add a chosen token to its sequence and tell of it."""
-        if choice is None:
-            message = "the model's output is not finite; the adapter's weights may be too large"
-            self._fail(sequence, "internal", message)
+    def _take(self, reading: Reading) -> None:
+        """Add chosen tokens to their sequence and tell of them."""
+        sequence, choices = reading.sequence, [c for c in reading.choices if c is not None]
+        if sequence.request.request_id not in self._requests:
+            return  # another choice of it has just failed
+        if len(choices) < len(reading.choices):
+            self._fail(sequence.request, *_why_no_token(sequence))
             return
-        sequence.token_ids.append(choice.token_id)
-        self._meter.generated_tokens += 1
-        if sequence.first_token is None:
-            sequence.first_token = time.monotonic()
-            self._meter.prompt_tokens += sequence.prompt_len
-        logprobs = () if choice.logprob is None else (choice.logprob,)
-        self._outbox.append(Chunk(sequence.request_id, (choice.token_id,), logprobs))
-        reason = finish_reason(sequence, self._manifest.eos_token_ids, self._model_len)
+        self._meter.count_guesses(len(sequence.drafts), len(choices) - 1)
+        sequence.drafts = []
+        told, reason = self._append(sequence, choices)
+        self._scheduler.commit(sequence, min(reading.computed, len(sequence.token_ids)))
+        tokens = tuple(choice.token_id for choice in told)
+        logprobs = tuple(choice.logprob for choice in told if choice.logprob is not None)
+        self._tell(sequence.request, tokens)
+        name, index = sequence.request.request_id, sequence.index
+        self._outbox.append(Chunk(name, tokens, logprobs, index, reason))
         if reason is not None:
-            self._finish(sequence, reason)
+            self._end_choice(sequence, reason)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._end(sequence, finished(sequence, reason, time.monotonic()))
+    def _append(
+        self, sequence: Sequence, choices: list[Choice]
+    ) -> tuple[list[Choice], FinishReason | None]:
+        """Add tokens until one ends the sequence; those that were added, and why it ends."""
+        for count, choice in enumerate(choices, 1):
+            sequence.token_ids.append(choice.token_id)
+            if sequence.matcher is not None:
+                sequence.matcher.consume(choice.token_id)
+            reason = finish_reason(sequence, self._manifest.eos_token_ids, self._model_len)
+            if reason is not None:
+                return choices[:count], reason
+        return choices, None
 
-    def _fail(self, sequence: Sequence, code: FailureCode, message: str) -> None:
-        self._end(sequence, Failed(sequence.request_id, code, message))
+    def _search(self, request: Request) -> None:
+        """Let a beam search choose, once all its beams have run, and tell of it at its end."""
+        if request.search is None or not all(sequence.tops for sequence in request.alive):
+            return
+        if advance(request, self._scheduler):
+            self._counters.charge(request.tenant, generated_tokens=len(request.alive))
+            return
+        for index, found in enumerate(request.search.results()):
+            self._tell(request, found.tokens, charged=True)
+            request.reasons[index] = found.reason
+            chunk = Chunk(request.request_id, found.tokens, (), index, found.reason, found.score)
+            self._outbox.append(chunk)
+        self._end(request, finished(request, request.reasons[0], time.monotonic()))
 
-    def _end(self, sequence: Sequence, event: Finished | Failed) -> None:
-        """The one way out: whatever the sequence holds is free and its terminal event is queued."""
-        del self._sequences[sequence.request_id]
+    def _tell(self, request: Request, tokens: tuple[int, ...], *, charged: bool = False) -> None:
+        """Account for tokens that a chunk is about to tell."""
+        request.generated += len(tokens)
+        self._meter.generated_tokens += len(tokens)
+        if not charged:
+            self._counters.charge(request.tenant, generated_tokens=len(tokens))
+        if request.first_token is None:
+            request.first_token = time.monotonic()
+            self._meter.prompt_tokens += request.prompt_len
+            if request.sampling.prompt_logprobs is not None:
+                known = PromptLogprobs(request.request_id, tuple(request.prompt_logprobs))
+                self._outbox.append(known)
+
+    def _end_choice(self, sequence: Sequence, reason: FinishReason) -> None:
+        """One choice ends; the last one takes its request with it."""
+        request = sequence.request
+        request.reasons[sequence.index] = reason
+        if request.alive == [sequence]:
+            self._end(request, finished(request, request.reasons[0], time.monotonic()))
+            return
         self._scheduler.remove(sequence)
-        if sequence.image is not None:
-            self._residency.release(sequence.image)
-            self._images_changed = True
+        request.alive.remove(sequence)
+
+    def _fail(self, request: Request, code: FailureCode, message: str) -> None:
+        self._end(request, Failed(request.request_id, code, message))
+
+    def _end(self, request: Request, event: Event) -> None:
+        """The one way out: whatever the request holds is free and its terminal event is queued."""
+        if self._requests.pop(request.request_id, None) is None:
+            return
+        for sequence in request.alive:
+            self._scheduler.remove(sequence)
+        self._intake.release(request)
         self._outbox.append(event)
+
+
+def _why_no_token(sequence: Sequence) -> tuple[FailureCode, str]:
+    if sequence.matcher is not None and sequence.matcher.error is not None:
+        return "invalid_request", f"the guide cannot be followed: {sequence.matcher.error}"
+    return "internal", "the model's output is not finite; the adapter's weights may be too large"
 
 
 def _mark_scheduled(plan: Plan) -> None:
     now = time.monotonic()
     for part in plan.scheduled:
-        if part.sequence.scheduled is None:
-            part.sequence.scheduled = now
+        if part.sequence.request.scheduled is None:
+            part.sequence.request.scheduled = now

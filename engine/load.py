@@ -1,7 +1,7 @@
-"""Loads the base into the executor that runs it here, and sizes its KV cache.
+"""Loads the base into the executor that runs it here, and sizes its memory.
 
-This file knows the executors and how memory is shared between blocks and images. It refuses to know
-what they compute.
+This file knows the executors and how much memory is left for them. It refuses to know what they
+compute.
 """
 
 import logging
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import torch
 
+from loraplex.engine import report
+from loraplex.engine.checkpoint import tensor_shapes
 from loraplex.engine.choice import Choice, choose_executor, refuse_quantization
 from loraplex.engine.cores import available_cores
-from loraplex.engine.executor import DTYPES, RESIDENT_PER_BLOCK, Executor, TorchExecutor
+from loraplex.engine.executor import DTYPES, Executor, TorchExecutor
 from loraplex.engine.images import BaseManifest
 from loraplex.engine.memory import available_bytes
 from loraplex.engine.model.config import ModelConfig, read_model_config
@@ -22,6 +24,7 @@ from loraplex.engine.model.weights import Checkpoint
 from loraplex.engine.native.executor import NativeExecutor, Team
 from loraplex.engine.native.weights import are_bf16, choose_precision, pack_base
 from loraplex.engine.settings import EngineSettings, SettingsError
+from loraplex.engine.sizing import Sizes, divide
 from loraplex.kernels.cpu.build import BuildError
 from loraplex.kernels.cpu.library import Library, load_library
 from loraplex.kernels.dispatch import LOSS, BackendError, is_insisted_on
@@ -30,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def load_executor(manifest: BaseManifest, settings: EngineSettings) -> Executor:
-    """Load the base and size its KV cache by what memory is left.
+    """Load the base and size KV blocks, images and swap by what memory is left.
 
     Raises `ModelError` when the model cannot be run, `SettingsError` or `BackendError` when what
     was asked for is not there, `OSError` when the model cannot be read.
@@ -73,20 +76,22 @@ def load_native(
         stored_bf16=are_bf16(directory),
         multiplies_bf16=library.has_bf16,
     )
+    settings.check_kv_dtype(str(precision.dtype).removeprefix("torch."), "native")
     weights = Checkpoint(directory)
     base = pack_base(weights, config, precision, library, length, team.threads)
-    kv_bytes, image_bytes = settings.memory_shares(available_bytes())
     base.struct.block_size = settings.block_size
     block_bytes = library.kv_block_bytes(base.struct)
+    sizes = _divide_host(settings, block_bytes, length, base.arena.used)
     return NativeExecutor(
         base,
         library,
         block_size=settings.block_size,
-        num_blocks=count_blocks(block_bytes, settings, length, kv_bytes),
+        num_blocks=sizes.num_blocks,
+        memory_bytes=sizes.memory_bytes,
+        swap_slots=sizes.swap_slots,
         max_rows=settings.max_num_batched_tokens,
-        max_wanted=settings.max_num_seqs,
+        max_wanted=settings.max_wanted,
         team=team,
-        image_budget_bytes=image_bytes,
     )
 
 
@@ -94,16 +99,19 @@ def load_torch(directory: Path, config: ModelConfig, settings: EngineSettings) -
     """The torch executor of a model directory, on a CPU."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    dtype = DTYPES["float32" if settings.dtype == "auto" else settings.dtype]
+    name = "float32" if settings.dtype == "auto" else settings.dtype
+    settings.check_kv_dtype(name, "torch")
+    dtype = DTYPES[name]
     length = _length(config, settings)
     decoder = load_decoder(directory, config, dtype, length)
-    kv_bytes, image_bytes = settings.memory_shares(available_bytes())
-    token_bytes = 2 * config.num_layers * config.kv_size * dtype.itemsize
+    block_bytes = settings.block_size * 2 * config.num_layers * config.kv_size * dtype.itemsize
+    sizes = _divide_host(settings, block_bytes, length, fp32_bytes(config))
     return TorchExecutor(
         decoder,
         block_size=settings.block_size,
-        num_blocks=count_blocks(token_bytes * settings.block_size, settings, length, kv_bytes),
-        image_budget_bytes=image_bytes // RESIDENT_PER_BLOCK,
+        num_blocks=sizes.num_blocks,
+        memory_bytes=sizes.memory_bytes,
+        swap_slots=sizes.swap_slots,
     )
 
 
@@ -118,10 +126,17 @@ def choose_team(settings: EngineSettings) -> Team:
     return Team(len(settings.cores), settings.cores)
 
 
-def count_blocks(block_bytes: int, settings: EngineSettings, length: int, kv_bytes: int) -> int:
-    """Blocks that fit `kv_bytes`, and no more than all sequences at full `length` can use."""
-    useful = settings.max_num_seqs * math.ceil(length / settings.block_size)
-    return min(kv_bytes // block_bytes, useful)
+def fp32_bytes(config: ModelConfig) -> int:
+    """Bytes of a model's weights as fp32."""
+    return 4 * sum(math.prod(shape) for _, shape in tensor_shapes(config))
+
+
+def _divide_host(settings: EngineSettings, block_bytes: int, length: int, weights: int) -> Sizes:
+    """Divide what is left of this machine's memory, and say so."""
+    available = available_bytes()
+    sizes = divide(settings, block_bytes=block_bytes, length=length, available=available, host=None)
+    report.tell(report.describe_division(settings, sizes, weights, available, block_bytes))
+    return sizes
 
 
 def _length(config: ModelConfig, settings: EngineSettings) -> int:

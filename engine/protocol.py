@@ -4,11 +4,15 @@ Frozen msgspec structs, tagged and encoded as msgpack, one message a ZeroMQ fram
 token ids, image digests and opaque tenant keys; it refuses to know text, names and HTTP.
 
 A client says `Hello` and hears `Ready`. Each accepted `Generate` is answered by any number of
-`Chunk`s and then by exactly one terminal event, `Finished` or `Failed`. `Abort` ends a request
-early (its terminal event is `Finished` with reason "abort"). Clients send `Ping` while they live;
-the engine aborts what a silent client left behind.
+`Chunk`s and then by exactly one terminal event, `Finished` or `Failed`. A request has one choice or
+several; the last chunk of each carries its `finish`. `Abort` ends a request, or one of its choices,
+early (a request that ends so is `Finished` with reason "abort"). Clients send `Ping` while they
+live; the engine aborts what a silent client left behind. `Prefetch` and `Pin` concern images alone
+and are not answered.
 """
 
+import hashlib
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -31,6 +35,19 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The root of all messages; msgspec writes the subclass's name as the first element."""
 
 
+GuideKind = Literal["json_schema", "regex", "grammar"]
+
+
+class Guide(msgspec.Struct, frozen=True, array_like=True):
+    """What the completion's text must match: a JSON schema, a regular expression or a grammar.
+
+    `text` is JSON for "json_schema", Rust's syntax for "regex", llguidance's Lark for "grammar".
+    """
+
+    kind: GuideKind
+    text: str
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How to choose tokens. Greedy when `temperature` is 0; a seed reproduces in any batch."""
 
@@ -47,6 +64,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()  # the base's own end tokens are always added
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; k: the chosen token's and the k likeliest
+    prompt_logprobs: int | None = None  # the same, of the prompt's tokens
+    guide: Guide | None = None
+    draft_tokens: int | None = None  # looked up in the prompt each step; None: the server's default
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +75,32 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+class Beams(msgspec.Struct, frozen=True, array_like=True):
+    """Beam search: of `width` beams, the best hypotheses, as many as the request has choices.
+
+    A hypothesis scores the sum of its log-probabilities over `len(tokens) ** length_penalty`.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False  # end once `width` hypotheses are complete
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """An image in a composition, and the factor by which its delta counts."""
+
+    image: str  # digest
+    weight: float
+
+
+class Policy(msgspec.Struct, frozen=True, array_like=True):
+    """What the engine grants a tenant; the newest request's holds."""
+
+    weight: float = 1.0  # of its share of the service
+    max_running: int | None = None  # sequences at once
+    kv_share: float = 1.0  # of the KV blocks, at most
 
 
 class Hello(Message, frozen=True):
@@ -66,20 +112,43 @@ class Ping(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Run one request: a prompt under one adapter image (or none) until a stop or a limit."""
+    """Run one request: a prompt under one adapter image (or none) until a stop or a limit.
+
+    Choice i samples with the seed `sampling.seed + i`. Requests share cached KV only where base,
+    image and `scope` are the same: a secret of the tenant's, drawn by the platform.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     sampling: Sampling
     image: str | None = None  # digest, 64 hex digits; None is the bare base
     tenant: str = ""  # opaque; for fairness and accounting
-    weight: float = 1.0
+    scope: str = ""  # opaque; whose cached KV it may share
+    policy: Policy = Policy()
+    priority: int = 0  # among the tenant's own, the lowest first
+    choices: int = 1
+    beams: Beams | None = None
+    parts: tuple[Part, ...] = ()  # what `image`, a composition's digest, is made of
 
 
 class Abort(Message, frozen=True):
-    """Stop a request; unknown ids are ignored (it may have just finished)."""
+    """Stop a request, or one choice of it; unknown ids are ignored (it may have just finished)."""
 
     request_id: str
+    index: int | None = None
+
+
+class Prefetch(Message, frozen=True):
+    """Bring an image to host memory while there is room: a request for it is expected."""
+
+    image: str
+
+
+class Pin(Message, frozen=True):
+    """Keep an image resident once it is there, or no longer."""
+
+    image: str
+    pinned: bool = True
 
 
 class Ready(Message, frozen=True):
@@ -96,21 +165,31 @@ class Ready(Message, frozen=True):
 
 
 class Chunk(Message, frozen=True):
-    """Tokens as they are chosen, in order; `logprobs` is as long as `token_ids` when asked for."""
+    """Tokens of a choice, in order; `logprobs` is as long as `token_ids` when asked for."""
 
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    index: int = 0
+    finish: FinishReason | None = None  # set on the choice's last chunk
+    score: float | None = None  # of a beam, whose tokens come in one chunk
+
+
+class PromptLogprobs(Message, frozen=True):
+    """Log-probabilities of the prompt's tokens but the first; comes before the first chunk."""
+
+    request_id: str
+    logprobs: tuple[TokenLogprob, ...]
 
 
 class Finished(Message, frozen=True):
     """Terminal: the request ran. Times are seconds since the engine accepted it."""
 
     request_id: str
-    reason: FinishReason
+    reason: FinishReason  # of its first choice
     prompt_tokens: int
     completion_tokens: int  # all that were sent in chunks, a stop token among them
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, whose KV was there already
     load_s: float = 0.0  # until the image was resident
     queue_s: float = 0.0  # until first scheduled
     first_token_s: float = 0.0
@@ -123,6 +202,37 @@ class Failed(Message, frozen=True):
     request_id: str
     code: FailureCode
     message: str
+
+
+class CacheEvent(msgspec.Struct, frozen=True, array_like=True):
+    """What happened to a tenant's cached KV. `blocks` are the hashes' first 8 bytes, hexadecimal.
+
+    "stored": blocks are cached now; "hit": a request found them; "evicted": they are gone.
+    """
+
+    kind: Literal["stored", "hit", "evicted"]
+    tenant: str
+    blocks: tuple[str, ...]
+    tokens: int
+
+
+class CacheEvents(Message, frozen=True):
+    """Events in order. Clients that come late or lose some must treat what they know as a hint."""
+
+    events: tuple[CacheEvent, ...]
+
+
+class Service(msgspec.Struct, frozen=True, array_like=True):
+    """What a tenant has had of the engine since it started, and has now."""
+
+    tenant: str
+    counter: float  # virtual tokens: cost over weight, lifted when it came back from idleness
+    prompt_tokens: int  # computed, those found in the cache left out
+    generated_tokens: int
+    cached_tokens: int
+    running: int
+    waiting: int
+    kv_blocks: int
 
 
 class Stats(Message, frozen=True):
@@ -150,14 +260,33 @@ class Stats(Message, frozen=True):
     rows_total: int = 0
     rows_per_step: tuple[int, ...] = ()
     adapters_per_step: tuple[int, ...] = ()
+    kv_blocks_cached: int = 0  # of those that nobody uses
+    cache_queried_tokens: int = 0  # of prompts that were looked up
+    cache_hit_tokens: int = 0
+    cache_evicted_blocks: int = 0
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
+    swap_blocks_used: int = 0
+    swap_blocks_total: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of those drafted
+    images_pinned: int = 0
+    tenants: tuple[Service, ...] = ()  # those who had service lately, the most first
 
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 ADAPTER_BUCKETS = 17  # 0 to 15 exactly, then 16 and more
 
-ToEngine: TypeAlias = Hello | Ping | Generate | Abort
-FromEngine: TypeAlias = Ready | Chunk | Finished | Failed | Stats
-Event: TypeAlias = Chunk | Finished | Failed
+ToEngine: TypeAlias = Hello | Ping | Generate | Abort | Prefetch | Pin
+FromEngine: TypeAlias = Ready | Chunk | PromptLogprobs | Finished | Failed | Stats | CacheEvents
+Event: TypeAlias = Chunk | PromptLogprobs | Finished | Failed
+
+
+def composition_digest(parts: Iterable[Part]) -> str:
+    """The name of a composition, 64 hex digits; the order of its parts does not matter."""
+    spec = sorted((part.image, part.weight) for part in parts)
+    return hashlib.sha256(b"composition" + msgspec.msgpack.encode(spec)).hexdigest()
+
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -2,282 +2,253 @@
 
     absent → fetching → host → device → draining → absent
 
-A thread fetches an image to local disk; once the budget could hold it, a thread reads and verifies
-it (host); then the engine loop hands it to the executor (device), evicting the least recently used
-images that no request holds. Nothing is evicted for an image that is not verified, and one that
-waits for room lets others pass. An image that nobody wants any more while work on it is under way
-is draining. Threads only report what they did: all state changes on the engine loop.
+A thread fetches an image to local disk; once the budget could hold it, a thread reads, verifies and
+packs it (host); then the engine loop hands it to the executor (device), which copies it, evicting
+idle images in the order of `eviction`. Nothing is evicted for an image that is not verified, and
+one that waits for room lets others pass. An image that nobody wants any more while a thread works
+on it is draining. Threads only report what they did: all state changes on the engine loop.
 
-This file knows digests, bytes and references. It refuses to know requests, tensors and names.
+A prefetched image goes the same way without a reference, one at a time and only while no request
+waits for any; it stays in host memory where the device has no room that is free or older.
+
+This file knows digests, bytes, tenants and references. It refuses to know requests and tensors.
 """
 
 import logging
-from collections import OrderedDict, deque
+import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from enum import StrEnum
-from pathlib import Path
+from concurrent.futures import Executor
 
-from loraplex.engine.image_fetcher import Failure, ImageFetcher, Loaded, Located
-from loraplex.engine.images import ImageHeader, ImageStore
+from loraplex.engine.arrivals import Arrivals
+from loraplex.engine.eviction import EvictionOrder
+from loraplex.engine.image_fetcher import Failure, ImageFetcher, Loaded, Prepared
+from loraplex.engine.image_places import Image
+from loraplex.engine.protocol import Part
+from loraplex.engine.residency_report import ResidencyReport
 
-FETCHERS = 8
+POLL_BYTES = 8 << 20  # that one poll copies to the device, where several images wait for it
 
 log = logging.getLogger(__name__)
 
-Outcome = Located | Loaded | Failure
-Job = Future[Outcome]
 
+class Residency(ResidencyReport):
+    """Keeps images resident by need, within a budget of device memory.
 
-class State(StrEnum):
-    """Where an image is; one that failed is absent."""
-
-    ABSENT = "absent"
-    FETCHING = "fetching"
-    HOST = "host"
-    DEVICE = "device"
-    DRAINING = "draining"
-
-
-class _Image:
-    """What is known of one image. It is forgotten once it is absent and nobody holds it."""
-
-    def __init__(self) -> None:
-        self.state = State.FETCHING
-        self.references = 0
-        self.job: Job | None = None
-        self.located: Located | None = None
-        self.loaded: Loaded | None = None
-        self.failure: Failure | None = None
-        self.bytes = 0  # of host memory while it is read or waits, then of device memory
-
-
-def block_bytes(header: ImageHeader) -> int:
-    """Bytes of an image's block."""
-    return header.block_bytes
-
-
-class Residency:
-    """Keeps images resident by need, within `budget_bytes` of device memory.
-
-    `load(digest, header, block)` makes an image resident and may keep the block; if it raises, only
-    that image fails. `unload(digest)` must not raise. Both run in `poll`, which the engine loop
-    calls before each step; `wake` is called from threads when there is something to poll. Host
-    memory for images on their way is bounded by `budget_bytes` too. `measure` tells how many bytes
-    of device memory an image takes, by default those of its block.
+    `load(digest, prepared)` makes an image resident; if it raises, only that image fails.
+    `unload(digest)` must not raise. Both run in `poll`, which the engine loop calls before each
+    step; `wake` is called, from threads too, when there is something to poll. Host memory for
+    images on their way is bounded by `host_bytes`, by default the first budget, or by one image.
     """
 
     def __init__(
         self,
-        store: ImageStore,
-        cache: Path,
-        base_fingerprint: str,
+        fetcher: ImageFetcher,
+        *,
         budget_bytes: int,
-        load: Callable[[str, ImageHeader, bytearray], None],
+        load: Callable[[str, Prepared], None],
         unload: Callable[[str], None],
         wake: Callable[[], None],
-        *,
-        measure: Callable[[ImageHeader], int] = block_bytes,
+        clock: Callable[[], float] = time.monotonic,
+        ttl_s: float | None = None,
+        tenant_minimum: int = 0,
+        host_bytes: int | None = None,
         pool: Executor | None = None,
     ) -> None:
-        self._fetcher = ImageFetcher(store, cache, base_fingerprint, budget_bytes, measure)
-        self._load, self._unload, self._wake = load, unload, wake
-        self._pool = pool or ThreadPoolExecutor(FETCHERS, thread_name_prefix="image")
-        self._waiting: dict[str, _Image] = {}  # not on the device, oldest first
-        self._resident: OrderedDict[str, _Image] = OrderedDict()  # least recently used first
-        self._done: deque[tuple[str, Job]] = deque()
-        self.budget_bytes = budget_bytes
-        self.resident_bytes = 0  # of device memory
-        self.held_bytes = 0  # the part of them that requests hold
-        self.staged_bytes = 0  # of host memory
+        super().__init__(budget_bytes)
+        self._load, self._unload, self._wake, self._clock = load, unload, wake, clock
+        self._limit = fetcher.limit_bytes
+        self._order = EvictionOrder(tenant_minimum, ttl_s)
+        self.host_bytes = budget_bytes if host_bytes is None else host_bytes
+        self._arrivals = Arrivals(fetcher, self._places, wake, self.host_bytes, pool)
+        self._changed = False  # since the last poll
 
-    @property
-    def resident_count(self) -> int:
-        """How many images are on the device."""
-        return len(self._resident)
-
-    @property
-    def loading_count(self) -> int:
-        """How many images are waited for."""
-        return sum(i.state in (State.FETCHING, State.HOST) for i in self._waiting.values())
-
-    def state(self, digest: str) -> State:
-        """Where an image is."""
-        image = self._find(digest)
-        return image.state if image else State.ABSENT
-
-    def references(self, digest: str) -> int:
-        """How many requests hold an image."""
-        image = self._find(digest)
-        return image.references if image else 0
-
-    def failure(self, digest: str) -> Failure | None:
-        """Why an image could not be had; kept while requests that waited for it hold it."""
-        image = self._find(digest)
-        return image.failure if image else None
-
-    def acquire(self, digest: str) -> None:
+    def acquire(self, digest: str, tenant: str = "", parts: tuple[Part, ...] = ()) -> None:
         """Take a reference for one request, and start a fetch if the image is absent.
 
-        What is wrong with the image is no exception here: `failure` tells. Requests that come while
-        others hold a failure share it; the first to come after them tries again.
+        With `parts`, what is fetched is their composition. What is wrong with the image is no
+        exception here: `failure` tells. Requests that come while others hold a failure share it;
+        the first to come after them tries again.
         """
-        image = self._find(digest)
-        if image is None:
-            image = self._waiting[digest] = _Image()
-            self._start(digest, image, self._fetcher.locate, digest)
-        image.references += 1
-        if image.state is State.DEVICE:
-            self._resident.move_to_end(digest)
-            self.held_bytes += image.bytes if image.references == 1 else 0
-        elif image.state is State.DRAINING:
-            image.state = State.FETCHING
+        image = self._places.images.get(digest) or Image(parts)
+        image.references, image.tenant = image.references + 1, tenant
+        self._changed = True
+        if image.place is None:
+            self._arrivals.begin(digest, image)
+        elif self._places.is_resident(image):
+            self._arrange(digest, image)
+        else:
+            image.parts = parts
+            self._arrivals.join(digest, image)
 
     def release(self, digest: str) -> None:
         """Give a request's reference back; raises `ValueError` when there is none."""
-        image = self._find(digest)
+        image = self._places.images.get(digest)
         if image is None or image.references == 0:
             raise ValueError(f"image {digest[:12]}… was released more often than acquired")
-        image.references -= 1
-        if image.state is State.DEVICE:
-            self._resident.move_to_end(digest)
-            self.held_bytes -= image.bytes if image.references == 0 else 0
-        elif image.references == 0:
-            self._abandon(digest, image)
+        image.references, self._changed = image.references - 1, True
+        if image.references == 0:
+            if self._places.is_resident(image):
+                self._arrange(digest, image)
+            else:
+                self._arrivals.leave(digest, image)
+
+    def prefetch(self, digest: str) -> None:
+        """Expect a request for an image: see the head of this file."""
+        image = self._places.images.get(digest)
+        if image is None:
+            self._arrivals.hint(digest, self._clock())
+            self._ask_for_poll()
+        elif image.place is self._places.idle:
+            self._order.rest(digest, self._clock())
+
+    def pin(self, digest: str, pinned: bool) -> bool:
+        """Keep an image once it is resident, or no longer; says whether that can be done.
+
+        Pins may take half of the budget; one that is found to be too much once its image is
+        resident is dropped.
+        """
+        image = self._places.images.get(digest)
+        is_resident = image is not None and self._places.is_resident(image)
+        if not pinned:
+            self._pins.remove(digest)
+        elif digest not in self._pins:
+            size = image.device_bytes if image and is_resident else 0
+            if not self._pins.add(digest, size, self.budget_bytes):
+                return False
+        if image and is_resident:
+            self._arrange(digest, image)
+            self._ask_for_poll()
+        return True
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """Change the budget, evicting idle images down to it.
+
+        Raises `ValueError` when it is below what requests hold and pins keep.
+        """
+        if budget_bytes < self._places.kept_bytes:
+            raise ValueError(f"images that must stay take more than {budget_bytes} bytes")
+        self.budget_bytes = budget_bytes
+        self._make_room(0)
+        self._ask_for_poll()
 
     def poll(self) -> None:
         """Take what threads did, load what is verified and fits, read what there is room for."""
-        while self._done:
-            self._settle(*self._done.popleft())
-        for digest, image in list(self._waiting.items()):
-            if image.loaded and self.held_bytes + image.bytes <= self.budget_bytes:
-                self._make_resident(digest, image, image.loaded)
-        self._read_what_fits()
+        if self._arrivals.settle() or self._changed:
+            self._changed = False
+            self._refuse_what_pins_exclude()
+            self._load_what_fits()
+            self._load_hinted()
+            self._arrivals.read(self.budget_bytes - self._places.kept_bytes)
+            self._arrivals.follow_hint()
 
     def close(self) -> None:
         """Stop the threads, waiting for the jobs that run."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._arrivals.close()
 
     def check_integrity(self) -> None:
         """Raise `RuntimeError` when the books do not agree with the images."""
-        resident, waiting = self._resident.values(), self._waiting.values()
-        held = (i.bytes for i in resident if i.references)
+        places = self._places
+        places.check_integrity()
+        self._arrivals.check_integrity()
+        self._order.check_integrity()
+        self._pins.check_integrity()
+        resident = [
+            i for d, i in places.images.items() if d in self._pins and places.is_resident(i)
+        ]
+        pinned_bytes = sum(image.device_bytes for image in resident)
         rules = {
-            "device bytes": self.resident_bytes == sum(i.bytes for i in resident),
-            "held bytes": self.held_bytes == sum(held),
-            "host bytes": self.staged_bytes == sum(i.bytes for i in waiting),
             "device budget": self.resident_bytes <= self.budget_bytes,
-            "host budget": self.staged_bytes <= self.budget_bytes,
-            "one place for each image": not self._resident.keys() & self._waiting.keys(),
-            "device images": all(i.state is State.DEVICE for i in resident),
-            "device images keep no host copy": not any(i.loaded or i.job for i in resident),
-            "waiting images": all(_is_consistent(i) for i in waiting),
+            "pinned bytes": self._pins.resident_bytes == pinned_bytes,
+            "idle pins": all(digest in self._pins for digest in places.pinned.images),
+            "order": {d for d, _ in self._order.oldest(self._clock())} == set(places.idle.images),
         }
         broken = [rule for rule, holds in rules.items() if not holds]
         if broken:
             raise RuntimeError(f"residency is inconsistent: {', '.join(broken)}")
 
-    def _find(self, digest: str) -> _Image | None:
-        return self._resident.get(digest) or self._waiting.get(digest)
-
-    def _start(
-        self, digest: str, image: _Image, job: Callable[..., Outcome], *arguments: object
-    ) -> None:
-        image.job = self._pool.submit(job, *arguments)
-        image.job.add_done_callback(lambda done: self._report(digest, done))
-
-    def _report(self, digest: str, job: Job) -> None:
-        self._done.append((digest, job))
+    def _ask_for_poll(self) -> None:
+        self._changed = True
         self._wake()
 
-    def _settle(self, digest: str, job: Job) -> None:
-        image = self._waiting.get(digest)
-        if image is None or image.job is not job:
-            return  # it was abandoned before the job began
-        image.job = None
-        outcome = job.result()
-        if image.references == 0:
-            self._forget(digest, image)
-        elif isinstance(outcome, Failure):
-            self._fail(digest, image, outcome)
-        elif isinstance(outcome, Located):
-            image.located = outcome
+    def _arrange(self, digest: str, image: Image) -> None:
+        """Put a resident image where its references and its pin want it."""
+        places, pinned = self._places, digest in self._pins
+        resting = places.pinned if pinned else places.idle
+        places.put(digest, image, places.used if image.references else resting)
+        if pinned:
+            self._order.forget(digest)
+        elif image.references:
+            self._order.use(digest, image.tenant)
         else:
-            image.state, image.loaded = State.HOST, outcome
+            self._order.rest(digest, self._clock())
 
-    def _read_what_fits(self) -> None:
-        """Start to read images, oldest first, for which the device will have room.
+    def _refuse_what_pins_exclude(self) -> None:
+        """Fail images for which there can be no room while pinned ones stay."""
+        places, most = self._places, self._limit - self._pins.resident_bytes
+        for place in (places.unread, places.verified) if self._pins else ():
+            for digest, image in list(place.images.items()):
+                if image.device_bytes > most:
+                    message = f"pinned images leave too little room for image {digest[:12]}…"
+                    self._arrivals.fail(digest, image, Failure("overloaded", message))
 
-        Verified images still here found none, so the room that is left is not kept for them.
-        """
-        waiting = self._waiting.items()
-        taken = self.held_bytes + sum(i.bytes for _, i in waiting if i.loaded is None)
-        for digest, image in waiting:
-            if image.located is None or image.job is not None or image.loaded is not None:
+    def _load_what_fits(self) -> None:
+        """Make verified images resident, oldest first; some of them only, if they are large."""
+        loaded = 0
+        for digest, image in list(self._places.verified.images.items()):
+            if loaded and loaded + image.device_bytes > POLL_BYTES:
+                self._ask_for_poll()
+                return
+            if image.loaded and self._make_room(image.device_bytes):
+                self._make_resident(digest, image, image.loaded)
+                loaded += image.device_bytes
+
+    def _load_hinted(self) -> None:
+        """Find a place for a prefetched image, which never evicts what is younger than its hint."""
+        for digest, image in list(self._places.hinted.images.items()):
+            if image.loaded is None:
                 continue
-            size = image.located.most_bytes
-            if max(taken, self.staged_bytes) + size <= self.budget_bytes:
-                taken += size
-                self._stage(image, size)
-                self._start(digest, image, self._fetcher.read, digest, image.located)
+            is_free = not self._places.wanted_count
+            if is_free and self._make_room(image.device_bytes, before=image.hinted):
+                self._make_resident(digest, image, image.loaded)
+            else:
+                self._places.put(digest, image, self._places.spare)
 
-    def _make_resident(self, digest: str, image: _Image, loaded: Loaded) -> None:
-        size = image.bytes
-        self._evict(self.budget_bytes - size)
+    def _make_resident(self, digest: str, image: Image, loaded: Loaded) -> None:
         try:
-            self._load(digest, *loaded)
+            self._load(digest, loaded.prepared)
         except Exception:
             log.exception("image %s could not be loaded", digest[:12])
-            message = f"image {digest[:12]}… could not be loaded; the log says why"
-            self._fail(digest, image, Failure("internal", message))
-            return
-        self._forget(digest, image)
-        image.state, image.located, image.loaded, image.bytes = State.DEVICE, None, None, size
-        self._resident[digest] = image
-        self.resident_bytes += size
-        self.held_bytes += size
-
-    def _evict(self, target_bytes: int) -> None:
-        """Unload unreferenced images, least recently used first, down to `target_bytes`."""
-        idle = (digest for digest, image in self._resident.items() if image.references == 0)
-        for digest in list(idle):
-            if self.resident_bytes <= target_bytes:
+            if image.references == 0:
+                self._places.forget(digest)
                 return
-            image = self._resident[digest]
-            image.state = State.DRAINING
+            message = f"image {digest[:12]}… could not be loaded; the log says why"
+            self._arrivals.fail(digest, image, Failure("internal", message))
+            return
+        image.loaded = None
+        if digest in self._pins and not self._pins.add(
+            digest, image.device_bytes, self.budget_bytes
+        ):
+            log.warning("image %s is not pinned: pins take half of the budget", digest[:12])
+            self._pins.remove(digest)
+        self._arrange(digest, image)
+
+    def _make_room(self, size: int, before: float = float("inf")) -> bool:
+        """Evict idle images until `size` bytes are free, all or none of those it takes.
+
+        Says whether they are; images that became idle after `before` stay.
+        """
+        if self._places.kept_bytes + size > self.budget_bytes:
+            return False
+        lacking, victims = self.resident_bytes + size - self.budget_bytes, []
+        for digest, since in self._order.oldest(self._clock()) if lacking > 0 else ():
+            if lacking <= 0 or since > before:
+                break
+            victims.append(digest)
+            lacking -= self._places.images[digest].device_bytes
+        if lacking > 0:
+            return False
+        for digest in victims:
             self._unload(digest)
-            del self._resident[digest]
-            self.resident_bytes -= image.bytes
-
-    def _fail(self, digest: str, image: _Image, failure: Failure) -> None:
-        log.warning("%s: %s", failure.code, failure.message)
-        self._stage(image, 0)
-        image.state, image.located, image.loaded = State.ABSENT, None, None
-        image.failure = failure
-
-    def _abandon(self, digest: str, image: _Image) -> None:
-        """Nobody waits any more: forget the image, once a job that runs has ended."""
-        if image.job is None or image.job.cancel():
-            self._forget(digest, image)
-        else:
-            image.state = State.DRAINING
-
-    def _forget(self, digest: str, image: _Image) -> None:
-        self._stage(image, 0)
-        del self._waiting[digest]
-
-    def _stage(self, image: _Image, size: int) -> None:
-        self.staged_bytes += size - image.bytes
-        image.bytes = size
-
-
-def _is_consistent(image: _Image) -> bool:
-    """Whether an image that is not on the device is what its state says."""
-    held = image.references > 0
-    return {
-        State.ABSENT: held and image.failure is not None and image.job is None,
-        State.FETCHING: held and (image.job is not None or image.located is not None),
-        State.HOST: held and image.job is None and image.loaded is not None,
-        State.DRAINING: not held and image.job is not None,
-        State.DEVICE: False,
-    }[image.state]
+            self._order.forget(digest)
+            self._places.forget(digest)
+        return True

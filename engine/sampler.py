@@ -2,35 +2,50 @@
 
 A row's token depends on its own logits, its own parameters and its own tokens: never on the rows
 beside it, nor on any generator with a state. Randomness is Philox (Salmon et al., "Parallel random
-numbers: as easy as 1, 2, 3", 2011), a function of the request's seed and the position of the
-generated token, so a seed reproduces in any batch and after a preemption.
+numbers: as easy as 1, 2, 3", 2011), a function of the row's seed and the position of the generated
+token, so a seed reproduces in any batch and after a preemption.
 
-The order is: repetition, frequency and presence penalties, logit bias, temperature, top-k, top-p
-over what top-k left, min-p. Tokens as likely as the last one that a limit keeps are kept too.
+The order is: repetition, frequency and presence penalties, logit bias, a guide's mask, temperature,
+top-k, top-p over what top-k left, min-p. Tokens as likely as the last one that a limit keeps are
+kept too. Reported log-probabilities are the model's own, before any of this.
 
-A greedy row without penalties takes the token that the executor found and its logits are not read.
-The rows that draw take turns: one row fits a core's cache, a matrix of them costs more in page
-faults than in arithmetic. After its softmax a row looks only at tokens that its limits could keep,
-or, without limits, at one block of tokens.
+A greedy row without penalties and mask takes the token that the executor found and its logits are
+not read. The others take turns in memory that fits a core's cache, half of them on a second thread:
+the model's threads have nothing to do meanwhile.
 """
 
-from collections.abc import Sequence as Rows
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from loraplex.engine.outcome import Outcome, outcome_of
+from loraplex.engine.draw import Drawer, Floats
+from loraplex.engine.logprobs import prompt_logprobs
+from loraplex.engine.outcome import Outcome
 from loraplex.engine.philox import uniform
 from loraplex.engine.protocol import Sampling, TokenLogprob
-from loraplex.engine.sequence import Sequence
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy
-BLOCK = 256  # tokens that are summed together when a row has no limits
-LIKELY = 2048  # tokens with this part of what top-p leaves out are looked at first
+SHARED_FROM = 4  # rows whose second half is worth a thread's waking
 
-Floats = NDArray[np.float32]
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+ADDENDS = np.where(_BITS == 1, np.float32(0), np.float32(-np.inf))  # for eight tokens of a mask
+
+_second = ThreadPoolExecutor(1, "sampler")
+
+
+class Row(NamedTuple):
+    """What a row's choice depends on besides its logits."""
+
+    sampling: Sampling
+    token_ids: Sequence[int]  # the prompt, then what was generated
+    prompt_len: int
+    seed: int
+    mask: NDArray[np.int32] | None = None  # bit `t % 32` of word `t // 32`: token t may come
 
 
 class Choice(NamedTuple):
@@ -40,155 +55,119 @@ class Choice(NamedTuple):
     logprob: TokenLogprob | None
 
 
-def sample(outcome: Outcome, sequences: Rows[Sequence]) -> list[Choice | None]:
+class _Task(NamedTuple):
+    """A row whose logits have to be looked at: fp32 `[vocabulary]`, the highest is `peak`."""
+
+    row: Row
+    logits: Floats
+    peak: float
+
+
+def sample(outcome: Outcome, rows: Sequence[Row]) -> list[Choice | None]:
     """Choose a token for each row of `outcome`, on any device.
 
-    Row i belongs to `sequences[i]`, whose `token_ids` are those known so far. A row that holds NaN
-    or infinity has no distribution to choose from: its choice is None.
+    A row that holds NaN or infinity, or whose mask lets no token come, has no distribution to
+    choose from: its choice is None.
     """
-    adjusted = _adjust(outcome, sequences)
-    tokens = adjusted.likeliest.tolist()
-    finite = [peak == peak for peak in adjusted.peak.tolist()]
-    for i, sequence in enumerate(sequences):
-        if finite[i] and not _is_greedy(sequence.sampling):
-            temperature = sequence.sampling.temperature
-            row = _probabilities(adjusted.logits[i], adjusted.peak[i], temperature)
-            tokens[i] = _draw(row, sequence.sampling, sequence.generated)
-    return [
-        Choice(token, _logprob(outcome.logits, i, token, sequence.sampling.logprobs))
-        if finite[i]
-        else None
-        for i, (token, sequence) in enumerate(zip(tokens, sequences, strict=True))
+    peaks = outcome.peak.tolist()
+    tokens = [
+        token if math.isfinite(peak) else None
+        for token, peak in zip(outcome.likeliest.tolist(), peaks, strict=True)
     ]
+    work = [i for i, row in enumerate(rows) if tokens[i] is not None and not _is_plain(row)]
+    logits = _on_host(outcome.logits, work)
+    tasks = [_Task(rows[i], logits[i], peaks[i]) for i in work]
+    for i, token in zip(work, _choose_all(tasks), strict=True):
+        tokens[i] = token
+    return [
+        None if token is None else Choice(token, _logprob(outcome.logits[i], token, row.sampling))
+        for i, (token, row) in enumerate(zip(tokens, rows, strict=True))
+    ]
+
+
+def _logprob(logits: Tensor, token: int, sampling: Sampling) -> TokenLogprob | None:
+    if sampling.logprobs is None:
+        return None
+    return prompt_logprobs(logits[None], [token], sampling.logprobs)[0]
 
 
 def _is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < GREEDY_BELOW
 
 
-def _probabilities(logits: torch.Tensor, peak: torch.Tensor, temperature: float) -> Floats:
-    """Probabilities of one row of logits, `[vocabulary]`, the largest of which is `peak`."""
-    row = (logits - peak).div_(temperature)
-    probabilities: Floats = torch.softmax(row, dim=-1, out=row).cpu().numpy()
-    return probabilities
+def _is_plain(row: Row) -> bool:
+    return _is_greedy(row.sampling) and not _is_adjusted(row)
 
 
-def _draw(probabilities: Floats, sampling: Sampling, position: int) -> int:
-    """Draw from `[vocabulary]` what the limits keep of it."""
-    share = uniform(sampling.seed, position)
-    if not (_limits_rank(sampling, probabilities) or sampling.top_p < 1 or sampling.min_p):
-        return _draw_from_all(probabilities, share)
-    tokens = _candidates(probabilities, sampling)
-    kept = probabilities[tokens]
-    floor = _floor(kept, sampling, _limits_rank(sampling, probabilities))
-    sums = np.cumsum(np.where(kept >= floor, kept, 0), dtype=np.float64)
-    return int(tokens[_place(sums, share)])
-
-
-def _limits_rank(sampling: Sampling, probabilities: Floats) -> bool:
-    return 0 < sampling.top_k < len(probabilities)
-
-
-def _draw_from_all(probabilities: Floats, share: float) -> int:
-    """Choose a block of tokens by its mass, then one of its tokens: a tenth of a running sum."""
-    starts = np.arange(0, len(probabilities), BLOCK)
-    sums = np.cumsum(np.add.reduceat(probabilities, starts), dtype=np.float64)
-    block = _place(sums, share)
-    before = float(sums[block - 1]) if block else 0.0
-    rest = (float(sums[-1]) * share - before) / (float(sums[block]) - before)
-    tokens = probabilities[block * BLOCK : (block + 1) * BLOCK]
-    return block * BLOCK + _place(np.cumsum(tokens, dtype=np.float64), rest)
-
-
-def _place(sums: NDArray[np.float64], share: float) -> int:
-    """Where running sums pass `share`, in [0, 1], of the whole; what is there has some mass."""
-    place = np.searchsorted(sums, sums[-1] * share, side="right")
-    return int(min(place, np.searchsorted(sums, sums[-1])))
-
-
-def _candidates(probabilities: Floats, sampling: Sampling) -> NDArray[np.intp]:
-    """Tokens in their order, among which are all that the limits keep."""
-    if _limits_rank(sampling, probabilities):
-        place = len(probabilities) - sampling.top_k
-        return np.flatnonzero(probabilities >= np.partition(probabilities, place)[place])
-    least = sampling.min_p * float(probabilities.max()) if sampling.min_p else 0.0
-    others = 1 - sampling.top_p
-    likely = np.flatnonzero(probabilities >= max(least, others / LIKELY))
-    if not others or probabilities[likely].sum(dtype=np.float64) >= sampling.top_p:
-        return likely
-    # All tokens under `others / vocabulary` are less than `others`; half leaves room for rounding.
-    return np.flatnonzero(probabilities >= max(least, others / len(probabilities) / 2))
-
-
-def _floor(kept: Floats, sampling: Sampling, limits_rank: bool) -> float:
-    """The least probability that the limits keep, of `kept`, which holds all that are as large.
-
-    Of top-k and top-p it is that of the last token of the shortest prefix, likeliest first, which
-    has `top_k` tokens or `top_p` of those tokens' mass.
-    """
-    floor = sampling.min_p * float(kept.max()) if sampling.min_p else 0.0
-    if sampling.top_p < 1:
-        ordered = np.sort(kept)[::-1]
-        sums = np.cumsum(ordered, dtype=np.float64)
-        k = sampling.top_k if limits_rank else len(kept)
-        whole = sums[k - 1] if limits_rank else 1.0
-        last = np.searchsorted(sums, sampling.top_p * whole)
-        floor = max(floor, float(ordered[min(int(last), k - 1)]))
-    return floor
-
-
-def _adjust(outcome: Outcome, sequences: Rows[Sequence]) -> Outcome:
-    """The outcome after penalties and biases; the same one where no row asks for any."""
-    rows = [i for i, sequence in enumerate(sequences) if _is_adjusted(sequence.sampling)]
-    if not rows:
-        return outcome
-    index = torch.tensor(rows, device=outcome.logits.device)
-    logits = outcome.logits.index_select(0, index)
-    for row, i in zip(logits, rows, strict=True):
-        _penalise(row, sequences[i])
-    adjusted = outcome_of(logits)
-    return Outcome(
-        outcome.logits.index_copy(0, index, logits),
-        outcome.likeliest.index_copy(0, index, adjusted.likeliest),
-        outcome.peak.index_copy(0, index, adjusted.peak),
-    )
-
-
-def _is_adjusted(s: Sampling) -> bool:
+def _is_adjusted(row: Row) -> bool:
+    s = row.sampling
     penalties = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1
-    return bool(penalties or s.logit_bias)
+    return bool(penalties or s.logit_bias or row.mask is not None)
 
 
-def _penalise(row: torch.Tensor, sequence: Sequence) -> None:
-    """Change one row, `[vocabulary]`, in place.
+def _on_host(logits: Tensor, wanted: list[int]) -> dict[int, Floats]:
+    """The wanted rows of `logits`; from a GPU they come in one copy."""
+    chosen = logits if logits.device.type == "cpu" else logits[wanted].cpu()
+    places = wanted if chosen is logits else range(len(wanted))
+    matrix = chosen.numpy()
+    return {i: matrix[place] for i, place in zip(wanted, places, strict=True)}
+
+
+def _choose_all(tasks: list[_Task]) -> list[int | None]:
+    if len(tasks) < SHARED_FROM:
+        return _choose_in_turn(tasks)
+    half = len(tasks) // 2
+    others = _second.submit(_choose_in_turn, tasks[half:])
+    return _choose_in_turn(tasks[:half]) + others.result()
+
+
+def _choose_in_turn(tasks: list[_Task]) -> list[int | None]:
+    if not tasks:
+        return []
+    vocabulary = len(tasks[0].logits)
+    drawer, spare = Drawer(vocabulary), np.empty(vocabulary, np.float32)
+    return [_choose(task, drawer, spare) for task in tasks]
+
+
+def _choose(task: _Task, drawer: Drawer, spare: Floats) -> int | None:
+    """The row's token; adjusted logits are written to `spare`, `[vocabulary]`."""
+    row, logits, peak = task
+    if _is_adjusted(row):
+        logits = spare
+        np.copyto(logits, task.logits)
+        _adjust(logits, row)
+        token = int(logits.argmax())
+        peak = float(logits[token])
+        if not math.isfinite(peak):
+            return None
+        if _is_greedy(row.sampling):
+            return token
+    share = uniform(row.seed, len(row.token_ids) - row.prompt_len)
+    return drawer.draw(logits, peak, row.sampling, share)
+
+
+def _adjust(logits: Floats, row: Row) -> None:
+    """Apply penalties, biases and the mask to one row's logits, `[vocabulary]`, in place.
 
     Repetition (Keskar et al., "CTRL", 2019) looks at the prompt too; presence and frequency only at
     what was generated.
     """
-    sampling = sequence.sampling
+    sampling = row.sampling
     if sampling.repetition_penalty != 1:
-        seen, _ = _counts(sequence.token_ids, row.device)
-        scores = row[seen]
-        penalty = sampling.repetition_penalty
-        row[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
+        seen, _ = _counts(row.token_ids)
+        scores, penalty = logits[seen], sampling.repetition_penalty
+        logits[seen] = np.where(scores > 0, scores / penalty, scores * penalty)
     if sampling.presence_penalty or sampling.frequency_penalty:
-        seen, counts = _counts(sequence.token_ids[sequence.prompt_len :], row.device)
-        row[seen] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+        seen, counts = _counts(row.token_ids[row.prompt_len :])
+        logits[seen] -= sampling.presence_penalty + sampling.frequency_penalty * counts
     for token, bias in sampling.logit_bias:
-        row[token] += bias
+        logits[token] += bias
+    if row.mask is not None:
+        addends = ADDENDS[row.mask.astype("<i4", copy=False).view(np.uint8)]
+        logits += addends.reshape(-1)[: len(logits)]
 
 
-def _counts(token_ids: list[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _counts(token_ids: Sequence[int]) -> tuple[NDArray[np.int64], Floats]:
     """Distinct tokens and how often each occurs."""
     seen, counts = np.unique(np.asarray(token_ids, dtype=np.int64), return_counts=True)
-    return torch.from_numpy(seen).to(device), torch.from_numpy(counts).to(device, torch.float32)
-
-
-def _logprob(logits: torch.Tensor, row: int, token: int, count: int | None) -> TokenLogprob | None:
-    """The token's and the `count` likeliest tokens' log-probabilities under unmodified logits."""
-    if count is None:
-        return None
-    logprobs = torch.log_softmax(logits[row], dim=-1)
-    top = torch.topk(logprobs, min(count, len(logprobs)))
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return TokenLogprob(token, float(logprobs[token]), tuple(pairs))
+    return seen, counts.astype(np.float32)

@@ -1,61 +1,62 @@
 """Chooses the tokens of each step: continuous batching over a pool of KV blocks, pure ints.
 
-Every step extends the running sequences in order of admission and then admits others while token
-budget and blocks last. A prompt takes all the budget that is left, so only the sequence that was
-admitted last can be in the middle of its prompt: decodes always go first. A sequence whose image is
-not resident is held apart and delays nobody. When blocks run out, the sequence that was admitted
-last gives up its own and is computed again later; the one that was admitted first is never
-preempted, and alone it always fits, so the oldest always ends and nothing can lock up.
+Every step extends the running sequences, the most entitled first (`fairness.py`), and then admits
+others while token budget, sequences and blocks last. A sequence that decodes has its token before a
+prompt takes what is left of the budget. A sequence whose image is not resident is held apart and
+delays nobody. When blocks run out, the least entitled give up theirs (`block_tables.py`).
 
-This file knows counts of tokens and blocks; it refuses to know tensors, times and token ids.
+Nothing locks up: the sequence that was admitted first is never preempted, and alone it always fits,
+so it ends. Sequences of one unit (the beams of a search) are admitted and preempted together.
+
+This file knows counts of tokens and blocks; it refuses to know tensors and what a step computes.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from loraplex.engine.block_pool import BlockPool, BrokenPool
+from loraplex.engine.block_pool import BlockPool
+from loraplex.engine.block_tables import BlockTables
+from loraplex.engine.fairness import Counters, FairQueue
+from loraplex.engine.host_slots import HostSlots
+from loraplex.engine.plan import Draft, Plan, Scheduled
+from loraplex.engine.protocol import Service
 from loraplex.engine.sequence import Sequence
-from loraplex.engine.waiting import WaitingQueue
+
+MOST_SERVICES = 256  # tenants that are reported
+
+Unit = list[Sequence]
 
 
 @dataclass(frozen=True)
-class Scheduled:
-    """Tokens [start, start + count) of a sequence, to be run in this step."""
+class Limits:
+    """Of one step. Needs `max_tokens >= max_seqs` and `max_wanted >= max_seqs`."""
 
-    sequence: Sequence
-    start: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What one step runs, and who lost its blocks to make room."""
-
-    scheduled: tuple[Scheduled, ...]
-    preempted: tuple[Sequence, ...]
-
-
-@dataclass
-class _Step:
-    """A plan in the making."""
-
-    budget: int
-    scheduled: list[Scheduled] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
+    max_seqs: int
+    max_tokens: int
+    max_wanted: int  # rows whose logits are computed
 
 
 class Scheduler:
-    """Owns which sequences load, wait and run, and their block tables.
+    """Owns which sequences load, wait and run. Each unit must alone fit into the pool.
 
-    Needs `max_num_batched_tokens >= max_num_seqs`, and sequences that alone fit into the pool.
+    `prefers_swap` is that of `BlockTables`.
     """
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self._pool = pool
-        self._max_seqs, self._max_tokens = max_num_seqs, max_num_batched_tokens
+    def __init__(
+        self,
+        pool: BlockPool,
+        host: HostSlots,
+        counters: Counters,
+        limits: Limits,
+        prefers_swap: Callable[[int, int], bool],
+    ) -> None:
+        self._tables, self._limits = BlockTables(pool, host, prefers_swap), limits
+        self.counters = counters
+        self._queue: FairQueue[Sequence] = FairQueue(counters)
         self._loading: dict[str, list[Sequence]] = {}
-        self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []  # in order of admission
+        self.running: list[Sequence] = []  # they hold blocks; in order of admission
+        self.lacking_blocks = 0  # more that the last step could have used
 
     @property
     def loading_images(self) -> list[str]:
@@ -70,104 +71,207 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Sequences that could run and wait for their turn."""
-        return len(self._waiting)
-
-    @property
-    def running(self) -> int:
-        """Sequences that hold blocks."""
-        return len(self._running)
+        return len(self._queue)
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence: a base one waits for its turn, another first for its image."""
         if sequence.image is None:
-            self._waiting.push(sequence)
+            self._push(sequence)
         else:
             self._loading.setdefault(sequence.image, []).append(sequence)
 
-    def image_ready(self, digest: str) -> list[Sequence]:
-        """The image is resident: its sequences, returned, now wait for their turn."""
-        ready = self._loading.pop(digest, [])
-        for sequence in ready:
-            self._waiting.push(sequence)
-        return ready
+    def image_ready(self, digest: str) -> None:
+        """The image is resident: its sequences now wait for their turn."""
+        for sequence in self._loading.pop(digest, ()):
+            self._push(sequence)
 
     def loading_for(self, digest: str) -> list[Sequence]:
         """The sequences that wait for an image."""
         return list(self._loading.get(digest, ()))
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence wherever it is, and free its blocks."""
-        if sequence in self._running:
-            self._running.remove(sequence)
-            self._free(sequence)
-        elif not self._waiting.remove(sequence) and sequence.image is not None:
-            queue = self._loading[sequence.image]
-            queue.remove(sequence)
-            if not queue:
-                del self._loading[sequence.image]
+        """Forget a sequence wherever it is, and free what it holds."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._queue.ended(sequence)
+        elif not self._queue.remove(sequence):
+            self._stop_loading(sequence)
+        self._tables.forget(sequence)
+
+    def fork(self, sequence: Sequence, index: int) -> Sequence:
+        """A running copy of a running sequence; they share blocks until one writes to them."""
+        child = sequence.fork(index)
+        self._tables.share(child)
+        self.running.insert(self.running.index(sequence) + 1, child)
+        self._queue.started(child)
+        sequence.slots = 1
+        return child
 
     def schedule(self) -> Plan:
         """Choose the next step's tokens and give them blocks."""
-        step = _Step(self._max_tokens)
-        for sequence in list(self._running):
-            if sequence not in step.preempted:
-                self._extend(sequence, step)
-        self._admit(step)
-        return Plan(tuple(step.scheduled), tuple(step.preempted))
+        limits = self._limits
+        draft = Draft(limits.max_tokens, limits.max_wanted - limits.max_seqs)
+        draft.decodes = sum(map(_decodes, self.running))
+        self.lacking_blocks = 0
+        units = self._units()
+        while units:
+            unit = units.popleft()
+            draft.decodes -= sum(map(_decodes, unit))
+            if self._make_room(unit, units, draft):
+                for sequence in unit:
+                    self._extend(sequence, draft)
+        self._admit(draft)
+        return draft.finish()
 
-    def commit(self, scheduled: Iterable[Scheduled]) -> None:
-        """The step ran: its tokens are computed."""
-        for part in scheduled:
-            part.sequence.computed = part.start + part.count
+    def commit(self, sequence: Sequence, computed: int) -> None:
+        """A step ran: the first `computed` of the sequence's tokens have KV."""
+        sequence.computed = computed
+        self._tables.store(sequence)
+
+    def renumber(self, moves: list[tuple[int, int]]) -> None:
+        """Blocks have moved: those at each source are at its target now."""
+        target = dict(moves)
+        for sequence in self.running:
+            sequence.block_table = [target.get(block, block) for block in sequence.block_table]
+
+    def services(self) -> tuple[Service, ...]:
+        """What tenants have had and have now, of those whose requests came last."""
+        held = self._blocks_of_tenants()
+        served = self._queue.services()[-MOST_SERVICES:]
+        return tuple(Service(*each, kv_blocks=held[each.tenant]) for each in reversed(served))
 
     def check_integrity(self) -> None:
-        """Raise `BrokenPool` unless exactly the running sequences hold blocks, enough of them."""
-        self._pool.check_integrity(sequence.block_table for sequence in self._running)
-        for sequence in self._running:
-            if len(sequence.block_table) * self._pool.block_size < sequence.computed:
-                raise BrokenPool(f"{sequence.request_id} has more tokens than its blocks hold")
+        """Raise unless blocks and slots are held by exactly the sequences that own them."""
+        self._tables.check_integrity(self.running, self._queue)
+        self._queue.check_integrity(self.running)
 
-    def _extend(self, sequence: Sequence, step: _Step) -> None:
+    def _push(self, sequence: Sequence) -> None:
+        self.counters.set_policy(sequence.tenant, sequence.request.policy)
+        self._tables.set_weight(sequence.tenant, sequence.request.policy.weight)
+        self._queue.push(sequence)
+
+    def _stop_loading(self, sequence: Sequence) -> None:
+        image = sequence.image or ""
+        if sequence in self._loading.get(image, ()):
+            self._loading[image].remove(sequence)
+            if not self._loading[image]:
+                del self._loading[image]
+
+    def _blocks_of_tenants(self) -> Counter[str]:
+        """Blocks that each tenant's running sequences refer to."""
+        held: Counter[str] = Counter()
+        for sequence in self.running:
+            held[sequence.tenant] += len(sequence.block_table)
+        return held
+
+    def _units(self) -> deque[Unit]:
+        """Those that run, the most entitled first; before all, the one that was admitted first."""
+        running = self.running
+        if not running:
+            return deque()
+        if self._tables.free_count > len(running) and all(map(_decodes, running)):
+            return deque(s.unit for s in running if s.unit[0] is s)  # nobody can lack anything
+        first = running[0].unit
+        units = deque([first])
+        for sequence in self._queue.order(running):
+            unit = sequence.unit
+            if unit[0] is sequence and unit[0] is not first[0]:
+                units.append(unit)
+        return units
+
+    def _make_room(self, unit: Unit, later: deque[Unit], draft: Draft) -> bool:
+        """Preempt the least entitled until each sequence of the unit can have a token."""
+        while (needed := self._tables.needed_next(unit)) > self._tables.free_count:
+            if not later:
+                self.lacking_blocks += needed - self._tables.free_count
+                return False
+            self._preempt(later.pop(), draft)
+        return True
+
+    def _preempt(self, unit: Unit, draft: Draft) -> None:
+        draft.decodes -= sum(map(_decodes, unit))
+        self._queue.push_preempted(unit[0])
+        for sequence in unit:
+            self._tables.take_away(sequence, draft)
+            self.running.remove(sequence)
+            self._queue.ended(sequence)
+            draft.preempted.append(sequence)
+
+    def _extend(self, sequence: Sequence, draft: Draft) -> None:
         """Schedule as many pending tokens as budget and blocks allow."""
-        room = self._make_room(sequence, step)
-        count = min(sequence.pending, step.budget, room)
-        if count == 0:
+        room = self._tables.room(sequence)
+        count = min(sequence.pending, draft.budget - draft.decodes, room)
+        count, wanted = _count_wanted(sequence, count, draft.wanted)
+        if count <= 0:
             return
-        missing = self._pool.blocks_for(sequence.computed + count) - len(sequence.block_table)
-        if missing > 0:
-            sequence.block_table += self._pool.allocate(missing)
-        step.scheduled.append(Scheduled(sequence, sequence.computed, count))
-        step.budget -= count
+        self._tables.grow(sequence, count, draft)
+        draft.scheduled.append(Scheduled(sequence, sequence.computed, count, wanted))
+        draft.budget -= count
+        draft.wanted -= max(0, wanted - 1)
 
-    def _make_room(self, sequence: Sequence, step: _Step) -> int:
-        """Preempt those admitted later, last first, until the sequence can have a token.
-
-        Returns how many tokens it can have.
-        """
-        while (room := self._room(sequence)) == 0 and self._running[-1] is not sequence:
-            victim = self._running.pop()
-            self._free(victim)
-            self._waiting.push_preempted(victim)
-            step.preempted.append(victim)
-        return room
-
-    def _room(self, sequence: Sequence) -> int:
-        """Tokens that the sequence could add with its own blocks and the free ones."""
-        blocks = len(sequence.block_table) + self._pool.free_count
-        return blocks * self._pool.block_size - sequence.computed
-
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, draft: Draft) -> None:
         """Start sequences, in turn, while there are blocks for all their known tokens."""
-        while step.budget > 0 and len(self._running) < self._max_seqs:
-            sequence = self._waiting.peek()
-            if sequence is None:
+        held = self._blocks_of_tenants() if len(self._queue) else Counter()
+        while draft.budget > 0:
+            head = self._queue.peek(lambda sequence: self._is_within_caps(sequence, held))
+            if head is None or head in draft.preempted:
                 return
-            if self._pool.blocks_for(len(sequence.token_ids)) > self._pool.free_count:
+            if _slots(self.running) + _slots(head.unit) > self._limits.max_seqs:
                 return
-            self._running.append(self._waiting.pop())
-            self._extend(sequence, step)
+            if lacking := self._tables.place(head.unit):
+                self.lacking_blocks += lacking
+                return
+            self._start(head.unit, draft)
+            held[head.tenant] += sum(len(sequence.block_table) for sequence in head.unit)
 
-    def _free(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.block_table)
-        sequence.block_table.clear()
-        sequence.computed = 0
+    def _is_within_caps(self, sequence: Sequence, held: Counter[str]) -> bool:
+        """Whether the tenant may start this; one that runs nothing always may."""
+        tenant, unit = sequence.tenant, sequence.unit
+        running, policy = self._queue.running(tenant), self.counters.policy(tenant)
+        if running == 0:
+            return True
+        blocks = held[tenant] + self._tables.needed_in_all(unit)
+        if policy.kv_share < 1 and blocks > policy.kv_share * self._tables.limit:
+            return False
+        return policy.max_running is None or running + _slots(unit) <= policy.max_running
+
+    def _start(self, unit: Unit, draft: Draft) -> None:
+        """Let a unit run that has its blocks; a prompt is charged when it comes first."""
+        for sequence in unit:
+            self._queue.started(sequence)
+        self._queue.take(unit[0])
+        for sequence in unit:
+            request = sequence.request
+            self._tables.swap_in(sequence, draft)
+            if request.scheduled is None:
+                request.cached = sequence.computed
+                computed = request.prompt_len - request.cached
+                self.counters.charge(request.tenant, computed, cached_tokens=request.cached)
+            self.running.append(sequence)
+            self._extend(sequence, draft)
+
+
+def _slots(sequences: Unit) -> int:
+    """Sequences that these are or will become."""
+    return sum(sequence.slots for sequence in sequences)
+
+
+def _decodes(sequence: Sequence) -> bool:
+    """Whether all it has to run is its newest token, and guesses."""
+    return sequence.pending - len(sequence.drafts) == 1
+
+
+def _count_wanted(sequence: Sequence, count: int, spare: int) -> tuple[int, int]:
+    """Tokens to run of `count` at most, and how many of them have their logits computed.
+
+    `spare` more rows than one for each sequence may be wanted. Guesses that do not fit are dropped.
+    """
+    request = sequence.request
+    if request.wants_prompt_logprobs:
+        count = min(count, request.prompt_len - sequence.computed, 1 + spare)
+        return count, count
+    known = sequence.pending - len(sequence.drafts)
+    if count < known:
+        return count, 0
+    del sequence.drafts[max(0, min(count - known, spare)) :]
+    return known + len(sequence.drafts), 1 + len(sequence.drafts)

@@ -12,6 +12,9 @@ from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "int8", "int8-w8a8")
+EXTRA_WANTED = 64  # rows of a step whose logits are computed besides one of each sequence
+MOST_DRAFTS = 16
+YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 class SettingsError(ValueError):
@@ -28,6 +31,13 @@ def parse_cores(text: str) -> tuple[int, ...]:
     if not cores:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of cores such as 0,2-5")
     return tuple(cores)
+
+
+def parse_switch(text: str) -> bool:
+    """Whether "true" or "false" was said, or a word for it; raises `ArgumentTypeError`."""
+    if text.lower() not in YES + NO:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() in YES
 
 
 def _knob(
@@ -47,14 +57,35 @@ class EngineSettings:
     max_num_seqs: int = _knob(64, int, "sequences in one step")
     max_num_batched_tokens: int = _knob(512, int, "tokens in one step")
     block_size: int = _knob(16, int, "tokens in a KV block")
-    kv_cache_bytes: int | None = _knob(
-        None, int, "bytes of KV cache (default: from memory_utilization)", "kv_cache_memory_bytes"
-    )
     memory_utilization: float = _knob(
         0.5,
         float,
         "share of the memory left after loading that KV blocks and images may take",
         "gpu_memory_utilization",
+    )
+    kv_cache_bytes: int | None = _knob(
+        None,
+        int,
+        "bytes of that share for KV blocks alone (default: blocks and images share it by need)",
+        "kv_cache_memory_bytes",
+    )
+    kv_cache_dtype: str = _knob("auto", str, "dtype of the KV cache; auto: the computation's")
+    swap_space: float | None = _knob(
+        None,
+        float,
+        "GiB of host memory for preempted KV blocks; 0: none (default: at most 4)",
+    )
+    enable_prefix_caching: bool = _knob(
+        True, parse_switch, "keep the KV blocks of prompts for the requests that begin alike"
+    )
+    speculative_tokens: int = _knob(
+        0, int, "tokens to look up in the prompt and try in a step, where a request does not say"
+    )
+    image_ttl_s: float | None = _knob(
+        None, float, "seconds after which an idle image goes before younger ones (default: never)"
+    )
+    tenant_images: int = _knob(
+        0, int, "images of each tenant's latest use that go only when no other can"
     )
     dtype: str = _knob("auto", str, "dtype of the computation", choices=DTYPES)
     quantization: str = _knob(
@@ -73,13 +104,22 @@ class EngineSettings:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_waiting"):
             self._at_least(name, 1)
         for name, least in (("max_model_len", 2), ("kv_cache_bytes", 1), ("threads", 1)):
-            if getattr(self, name) is not None:
-                self._at_least(name, least)
+            self._at_least(name, least)
+        for name in ("swap_space", "speculative_tokens", "image_ttl_s", "tenant_images"):
+            self._at_least(name, 0)
         if not 0 < self.memory_utilization <= 1:
             raise SettingsError(
                 f"memory_utilization is {self.memory_utilization}; give a share such as 0.5"
             )
-        for name, choices in (("dtype", DTYPES), ("quantization", QUANTIZATIONS)):
+        if self.speculative_tokens > MOST_DRAFTS:
+            raise SettingsError(
+                f"speculative_tokens is {self.speculative_tokens}; give at most {MOST_DRAFTS}"
+            )
+        for name, choices in (
+            ("dtype", DTYPES),
+            ("quantization", QUANTIZATIONS),
+            ("kv_cache_dtype", DTYPES),
+        ):
             if getattr(self, name) not in choices:
                 value = getattr(self, name)
                 raise SettingsError(f"{name} is {value!r}; give one of {', '.join(choices)}")
@@ -90,15 +130,18 @@ class EngineSettings:
                 f" {self.max_num_seqs} needs a token for each: give at least {self.max_num_seqs}"
             )
 
-    def memory_shares(self, available_bytes: int) -> tuple[int, int]:
-        """Split what is left after loading into bytes for KV blocks and bytes for images.
+    @property
+    def max_wanted(self) -> int:
+        """Most rows of a step whose logits are computed."""
+        return self.max_num_seqs + EXTRA_WANTED
 
-        A quarter of the share goes to images; an explicit `kv_cache_bytes` is taken as it is.
-        """
-        share = int(available_bytes * self.memory_utilization)
-        images = share // 4
-        kv_bytes = share - images if self.kv_cache_bytes is None else self.kv_cache_bytes
-        return kv_bytes, images
+    def check_kv_dtype(self, found: str, executor: str) -> None:
+        """Raise `SettingsError` unless `found`, the executor's KV dtype, is what was asked for."""
+        if self.kv_cache_dtype not in ("auto", found):
+            raise SettingsError(
+                f"kv_cache_dtype is {self.kv_cache_dtype}, but the {executor} executor keeps KV as"
+                f" {found}, its dtype: give auto or {found}, or set dtype to {self.kv_cache_dtype}"
+            )
 
     def fit_model_len(self, base_len: int, capacity_tokens: int) -> int:
         """The tokens a sequence may have: what was asked for, or else what base and cache allow.
@@ -137,22 +180,31 @@ class EngineSettings:
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
-        if value < least:
+        if value is not None and not value >= least:
             raise SettingsError(f"{name} is {value}; give at least {least}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` a flag for each setting, under its own name and its aliases."""
+    """Give `parser` a flag for each setting, under its own name and its aliases.
+
+    A switch has a flag that turns it off as well, `--no-…`, and needs no value.
+    """
     for field in dataclasses.fields(EngineSettings):
-        names = (field.name, *field.metadata["aliases"])
+        names = [name.replace("_", "-") for name in (field.name, *field.metadata["aliases"])]
+        is_switch = field.metadata["kind"] is parse_switch
         parser.add_argument(
-            *(f"--{name.replace('_', '-')}" for name in names),
+            *(f"--{name}" for name in names),
             dest=field.name,
             type=field.metadata["kind"],
             default=field.default,
             choices=field.metadata["choices"],
             help=field.metadata["help"],
+            nargs="?" if is_switch else None,
+            const=True if is_switch else None,
         )
+        if is_switch:
+            off, text = [f"--no-{name}" for name in names], "turn that off"
+            parser.add_argument(*off, dest=field.name, action="store_false", help=text)
 
 
 def from_arguments(arguments: argparse.Namespace) -> EngineSettings:

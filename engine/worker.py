@@ -18,12 +18,15 @@ from msgspec.structs import replace
 from loraplex.engine.core import DuplicateRequest, Engine
 from loraplex.engine.protocol import (
     Abort,
-    Chunk,
+    CacheEvents,
     Event,
     Failed,
+    Finished,
     Generate,
     Hello,
     Message,
+    Pin,
+    Prefetch,
     Stats,
     decode_to_engine,
     encode,
@@ -122,7 +125,11 @@ class Worker:
         elif isinstance(message, Generate):
             self._generate(identity, client, message)
         elif isinstance(message, Abort):
-            self._engine.abort(_engine_id(identity, message.request_id))
+            self._engine.abort(_engine_id(identity, message.request_id), message.index)
+        elif isinstance(message, Prefetch):
+            self._engine.prefetch(message.image)
+        elif isinstance(message, Pin):
+            self._engine.pin(message.image, message.pinned)
 
     def _generate(self, identity: bytes, client: _Client, request: Generate) -> None:
         name = _engine_id(identity, request.request_id)
@@ -148,7 +155,7 @@ class Worker:
         outgoing: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for event in events:
             identity, request_id = self._owners[event.request_id]
-            if not isinstance(event, Chunk):
+            if isinstance(event, Finished | Failed):
                 del self._owners[event.request_id]
                 if identity in self._clients:
                     self._clients[identity].requests.discard(request_id)
@@ -165,6 +172,8 @@ class Worker:
         if stats != self._stats or now - self._stats_sent >= HEARTBEAT_S:
             self._stats, self._stats_sent = stats, now
             self._broadcast(stats)
+        if events := self._engine.take_cache_events():
+            self._broadcast(CacheEvents(tuple(events)))
 
     def _broadcast(self, message: Message) -> None:
         frame = encode(message)

@@ -15,22 +15,24 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import zmq
 import zmq.asyncio
 
 from loraplex.engine.protocol import (
     Abort,
-    Chunk,
+    CacheEvents,
     Event,
     Failed,
     FailureCode,
+    Finished,
     FromEngine,
     Generate,
     Hello,
     Message,
     Ping,
+    Prefetch,
     Ready,
     Stats,
     decode_from_engine,
@@ -65,6 +67,7 @@ class LocalEngine:
         self._heard = 0.0  # when the engine last said something, in the loop's time
         self._answers: dict[str, _Answers | None] = {}  # None: aborted, its end not heard yet
         self._task: asyncio.Task[None] | None = None
+        self.cache_listener: Callable[[CacheEvents], None] = lambda events: None
 
     @property
     def info(self) -> Ready | None:
@@ -112,12 +115,21 @@ class LocalEngine:
         try:
             while not ended:
                 event = await answers.get()
-                ended = not isinstance(event, Chunk)
+                ended = isinstance(event, Finished | Failed)
                 yield event
         finally:
             if self._answers.get(name) is answers:
                 self._answers[name] = None
                 self._say(Abort(name))
+
+    async def abort(self, request_id: str, index: int) -> None:
+        """End one choice of a request; see `EngineClient.abort`."""
+        self._say(Abort(request_id, index))
+
+    async def prefetch(self, image: str) -> None:
+        """Have an image brought near; see `EngineClient.prefetch`."""
+        if self._info is not None:
+            self._say(Prefetch(image))
 
     async def _live(self) -> None:
         while True:
@@ -213,12 +225,14 @@ class LocalEngine:
             self._is_ready.set()
         elif isinstance(message, Stats):
             self._stats = message
+        elif isinstance(message, CacheEvents):
+            self.cache_listener(message)
         else:
             self._answer(message)
 
     def _answer(self, event: Event) -> None:
         answers = self._answers.get(event.request_id)
-        if not isinstance(event, Chunk):
+        if isinstance(event, Finished | Failed):
             self._answers.pop(event.request_id, None)
         if answers is not None:
             answers.put_nowait(event)

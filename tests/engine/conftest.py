@@ -24,6 +24,12 @@ def stand_in() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def schedules() -> ModuleType:
+    """The module `schedules.py`."""
+    return _load("engine_schedules", STAND_IN.with_name("schedules.py"))
+
+
+@pytest.fixture(scope="session")
 def stand_in_file() -> Path:
     return STAND_IN
 

@@ -9,8 +9,10 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+from loraplex.engine.image_fetcher import ImageFetcher
+from loraplex.engine.image_places import State
 from loraplex.engine.images import ImageBuilder, ImageHeader, ImageStore, SliceData
-from loraplex.engine.residency import Residency, State
+from loraplex.engine.residency import Residency
 
 BASE, OTHER_BASE = "b" * 64, "c" * 64
 KIB = 1024
@@ -46,17 +48,15 @@ class Device:
     """Stands in for the executor: holds what was loaded, and checks what it is told."""
 
     def __init__(self) -> None:
-        self.images: dict[str, bytearray] = {}
+        self.images: dict[str, bytes] = {}
         self.log: list[str] = []
         self.faulty: set[str] = set()
 
-    def load(self, digest: str, header: ImageHeader, block: bytearray) -> None:
+    def load(self, digest: str, prepared: bytes) -> None:
         assert digest not in self.images
-        assert header.base == BASE
-        assert len(block) == header.block_bytes
         if digest in self.faulty:
             raise RuntimeError("no memory on the device")
-        self.images[digest] = block
+        self.images[digest] = prepared
         self.log.append(f"+{digest[:4]}")
 
     def unload(self, digest: str) -> None:
@@ -71,22 +71,39 @@ class Device:
 class House:
     """A residency with a budget, a store on disk, and everything else in the test's hands."""
 
-    def __init__(self, folder: Path, budget: int, growth: int = 1) -> None:
-        """An image takes `growth` times its block on the device."""
-        self.folder, self.budget = folder, budget
+    def __init__(
+        self, folder: Path, budget: int, growth: int = 1, limit: int | None = None, **options: Any
+    ) -> None:
+        """An image takes `growth` times its block on the device; `options` are Residency's."""
+        self.folder, self.growth = folder, growth
         self.store = ImageStore(str(folder / "store"))
-        self.pool, self.device, self.wakes = ManualPool(), Device(), 0
-        self.residency = Residency(
-            self.store,
-            folder / "cache",
+        self.pool, self.device, self.wakes, self.now = ManualPool(), Device(), 0, 0.0
+        self.options: dict[str, Any] = {
+            "budget_bytes": budget,
+            "load": self.device.load,
+            "unload": self.device.unload,
+            "wake": self.wake,
+            "clock": lambda: self.now,
+            "pool": self.pool,
+        } | options
+        self.limit = limit or budget
+        self.residency = Residency(self.fetcher(self.store), **self.options)
+
+    def fetcher(self, store: ImageStore) -> ImageFetcher:
+        return ImageFetcher(
+            store,
+            self.folder / "cache",
             BASE,
-            budget,
-            self.device.load,
-            self.device.unload,
-            self.wake,
-            measure=lambda header: header.block_bytes * growth,
-            pool=self.pool,
+            limit_bytes=self.limit,
+            prepare=self.prepare,
+            measure=lambda header: header.block_bytes * self.growth,
         )
+
+    @staticmethod
+    def prepare(header: ImageHeader, block: Any) -> bytes:
+        assert header.base == BASE
+        assert len(block) == header.block_bytes
+        return bytes(block)
 
     def wake(self) -> None:
         self.wakes += 1
@@ -108,19 +125,22 @@ class House:
 
     def settle(self) -> None:
         """Run jobs and poll until nothing more happens."""
-        self.residency.poll()
-        while self.pool.run():
+        wakes = -1
+        while self.pool.run() or self.wakes > wakes:
+            wakes = self.wakes
             self.residency.poll()
         self.residency.check_integrity()
 
     def acquire(self, *digests: str) -> None:
         for digest in digests:
             self.residency.acquire(digest)
+        self.residency.poll()
         self.settle()
 
     def release(self, *digests: str) -> None:
         for digest in digests:
             self.residency.release(digest)
+        self.residency.poll()
         self.settle()
 
     def states(self, *digests: str) -> list[State]:

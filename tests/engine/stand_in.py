@@ -7,11 +7,13 @@ where scheduling, blocks and segments are.
 
 import argparse
 import hashlib
+import runpy
 import signal
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,26 @@ import torch
 
 from loraplex.engine.batch import Batch
 from loraplex.engine.core import Engine
+from loraplex.engine.image_fetcher import ImageFetcher
 from loraplex.engine.images import BaseManifest, ImageBuilder, ImageHeader, ImageStore, SliceData
 from loraplex.engine.outcome import Outcome, outcome_of
-from loraplex.engine.protocol import Chunk, Event, Failed, FailureCode, Finished, Generate, Sampling
+from loraplex.engine.protocol import (
+    Chunk,
+    Event,
+    Failed,
+    FailureCode,
+    Finished,
+    Generate,
+    Part,
+    Sampling,
+)
 from loraplex.engine.residency import Residency
 from loraplex.engine.settings import EngineSettings
 from loraplex.engine.waker import Waker
 from loraplex.engine.worker import Worker
 
-EOS = 0
+KIT = runpy.run_path(str(Path(__file__).with_name("stand_in_guides.py")))
+StandInGuides, EOS = KIT["StandInGuides"], KIT["EOS"]
 MANIFEST = BaseManifest(
     name="hash",
     path="",
@@ -50,11 +63,13 @@ class HashExecutor:
     """
 
     name, device, dtype = "hash", "cpu", "float32"
+    block_bytes = 1 << 10
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 4) -> None:
+    def __init__(self, num_blocks: int = 64, block_size: int = 4, swap_slots: int = 0) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.image_budget_bytes = 1 << 20
-        self.images: set[str] = set()
+        self.memory_bytes = num_blocks * self.block_bytes
+        self.swap_slots, self.blocks = swap_slots, num_blocks
+        self.images: dict[str, int] = {}  # and what each takes
         self.batches: list[Batch] = []
         self.broken: Exception | None = None
         self.poison: set[int] = set()
@@ -62,12 +77,39 @@ class HashExecutor:
         self.gate.set()
         self.step_s = 0.0
         self._kv = np.zeros((num_blocks, block_size), np.uint64)
+        self._host = np.zeros((swap_slots, block_size), np.uint64)
 
-    def add_image(self, digest: str, header: ImageHeader, block: bytearray) -> None:
-        self.images.add(digest)
+    def set_blocks(self, count: int) -> None:
+        room = self.memory_bytes - count * self.block_bytes
+        assert sum(self.images.values()) <= room, "images lie where blocks are to be"
+        self.blocks = count
+        self._kv[count:] = 0xDEAD
+
+    def prepare_image(self, header: ImageHeader, block: bytearray) -> int:
+        return header.block_bytes
+
+    def image_bytes(self, header: ImageHeader) -> int:
+        return header.block_bytes
+
+    def add_image(self, digest: str, prepared: int) -> None:
+        self.images[digest] = prepared
+        self.set_blocks(self.blocks)
 
     def remove_image(self, digest: str) -> None:
-        self.images.remove(digest)
+        del self.images[digest]
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            self._kv[target] = self._kv[source]
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for block, slot in pairs:
+            self._host[slot] = self._kv[block]
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for slot, block in pairs:
+            self._kv[block] = self._host[slot]
+            self._host[slot] = 0xDEAD
 
     def execute(self, batch: Batch) -> Outcome:
         self.gate.wait(30)
@@ -100,6 +142,7 @@ class HashExecutor:
         return state
 
     def _slot(self, table: np.ndarray, position: int) -> tuple[int, int]:
+        assert table[position // self.block_size] < self.blocks
         return int(table[position // self.block_size]), position % self.block_size
 
     def _logits(self, state: int, token: int) -> np.ndarray:
@@ -116,20 +159,40 @@ class StandInResidency:
         self.references: Counter[str] = Counter()
         self.resident: set[str] = set()
         self.failures: dict[str, tuple[FailureCode, str]] = {}
+        self.invocations: dict[str, tuple[int, ...]] = {}
+        self.near: set[str] = set()
+        self.pins: set[str] = set()
         self.polls = 0
-        self.resident_bytes, self.budget_bytes = 0, 1 << 20
+        self.resident_bytes = self.budget_bytes = self.lacking_bytes = self.idle_bytes = 0
 
     @property
     def resident_count(self) -> int:
         return len(self.resident)
 
-    def acquire(self, digest: str) -> None:
+    @property
+    def pinned_count(self) -> int:
+        return len(self.pins)
+
+    def set_budget(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+
+    def acquire(self, digest: str, tenant: str = "", parts: tuple[Part, ...] = ()) -> None:
         self.references[digest] += 1
 
     def release(self, digest: str) -> None:
         self.references[digest] -= 1
         if not self.references[digest]:
             self.failures.pop(digest, None)
+
+    def prefetch(self, digest: str) -> None:
+        self.near.add(digest)
+
+    def pin(self, digest: str, pinned: bool) -> bool:
+        (self.pins.add if pinned else self.pins.discard)(digest)
+        return True
+
+    def header(self, digest: str) -> ImageHeader:
+        return ImageHeader("f" * 64, "fp32", 0, (), invocation=self.invocations.get(digest, ()))
 
     def state(self, digest: str) -> str:
         return "device" if digest in self.resident else "fetching"
@@ -144,38 +207,64 @@ class StandInResidency:
         assert min(self.references.values(), default=0) >= 0
 
 
+def make_residency(
+    executor: HashExecutor, store: ImageStore, cache: Path, waker: Waker
+) -> Residency:
+    fetcher = ImageFetcher(
+        store,
+        cache,
+        MANIFEST.fingerprint,
+        limit_bytes=executor.memory_bytes,
+        prepare=executor.prepare_image,
+        measure=executor.image_bytes,
+    )
+    return Residency(
+        fetcher,
+        budget_bytes=executor.memory_bytes // 4,
+        load=executor.add_image,
+        unload=executor.remove_image,
+        wake=waker.set,
+    )
+
+
 def make_image(
-    store: ImageStore, scratch: Path, seed: int, base: str = MANIFEST.fingerprint
+    store: ImageStore,
+    scratch: Path,
+    seed: int,
+    base: str = MANIFEST.fingerprint,
+    rank: int = 1,
+    invocation: tuple[int, ...] = (),
 ) -> str:
-    """Put a tiny image into `store`; return its digest."""
-    builder = ImageBuilder(base, "fp32")
-    a = np.full((1, 8), seed, np.float32).tobytes()
-    builder.add(0, "o", 8, a, np.ones(1, np.float32).tobytes(), [SliceData(1, 8, a)])
+    """Put an image of 64 bytes a rank, and some padding, into `store`; return its digest."""
+    builder = ImageBuilder(base, "fp32", invocation=invocation)
+    a = np.full((rank, 8), seed, np.float32).tobytes()
+    builder.add(0, "o", 8, a, np.ones(rank, np.float32).tobytes(), [SliceData(rank, 8, a)])
     path = scratch / f"{seed}.safetensors"
     digest = builder.finish(path)
     store.put(path, digest)
     return digest
 
 
-def request(name: str, *prompt: int, image: str | None = None, **sampling: object) -> Generate:
+def request(name: str, *prompt: int, image: str | None = None, **options: Any) -> Generate:
     """A request, greedy and up to 8 tokens unless told otherwise."""
-    asked = Sampling(**{"max_tokens": 8, "temperature": 0.0, **sampling})
-    return Generate(name, prompt or (1, 2, 3), asked, image)
+    own = {key: options.pop(key) for key in list(options) if key in Generate.__struct_fields__}
+    asked = Sampling(**{"max_tokens": 8, "temperature": 0.0, **options})
+    return Generate(name, prompt or (1, 2, 3), asked, image, **own)
 
 
 class Rig:
     """An engine, its stand-ins, and what it said so far."""
 
-    def __init__(self, *, num_blocks: int = 64, **settings: Any) -> None:
-        self.executor = HashExecutor(num_blocks)
-        self.residency = StandInResidency()
+    def __init__(self, *, num_blocks: int = 64, swap_slots: int = 0, **settings: Any) -> None:
+        self.executor = HashExecutor(num_blocks, swap_slots=swap_slots)
+        self.residency, self.guides = StandInResidency(), StandInGuides()
         knobs = EngineSettings(**{"max_num_seqs": 8, "max_num_batched_tokens": 24, **settings})
-        self.engine = Engine(self.executor, self.residency, knobs, MANIFEST)
+        self.engine = Engine(self.executor, self.residency, self.guides, knobs, MANIFEST)
         self.events: list[Event] = []
 
     def arrive(self, *digests: str) -> None:
         self.residency.resident.update(digests)
-        self.executor.images.update(digests)
+        self.executor.images.update(dict.fromkeys(digests, 0))
 
     def add(self, *requests: Generate) -> None:
         for request in requests:
@@ -194,12 +283,15 @@ class Rig:
             self.step()
         raise TimeoutError("the engine does not come to an end")
 
-    def tokens(self, name: str) -> list[int]:
+    def chunks(self, name: str, index: int = 0) -> list[Chunk]:
         chunks = [e for e in self.events if isinstance(e, Chunk) and e.request_id == name]
-        return [token for chunk in chunks for token in chunk.token_ids]
+        return [chunk for chunk in chunks if chunk.index == index]
+
+    def tokens(self, name: str, index: int = 0) -> list[int]:
+        return [token for chunk in self.chunks(name, index) for token in chunk.token_ids]
 
     def end(self, name: str) -> Finished | Failed:
-        ends = [e for e in self.events if not isinstance(e, Chunk) and e.request_id == name]
+        ends = [e for e in self.events if isinstance(e, Finished | Failed) and e.request_id == name]
         assert len(ends) == 1, f"{name} ended {len(ends)} times"
         assert self.events.index(ends[0]) == max(
             i for i, e in enumerate(self.events) if e.request_id == name
@@ -210,7 +302,11 @@ class Rig:
         self.engine.check_integrity()
         stats = self.engine.stats()
         return not (
-            stats.running + stats.waiting + stats.loading + stats.kv_blocks_used
+            stats.running
+            + stats.waiting
+            + stats.loading
+            + stats.kv_blocks_used
+            + stats.swap_blocks_used
             or any(self.residency.references.values())
         )
 
@@ -221,12 +317,9 @@ class Served:
     def __init__(self, endpoint: str, folder: Path, **options: Any) -> None:
         self.executor, self.waker = HashExecutor(), Waker()
         self.store = ImageStore(str(folder / "images"))
-        self.residency = Residency(
-            self.store, folder, MANIFEST.fingerprint, 1 << 20,
-            self.executor.add_image, self.executor.remove_image, self.waker.set,
-        )  # fmt: skip
+        self.residency = make_residency(self.executor, self.store, folder, self.waker)
         knobs = EngineSettings(max_num_seqs=4, max_num_batched_tokens=16, max_waiting=8)
-        self.engine = Engine(self.executor, self.residency, knobs, MANIFEST)
+        self.engine = Engine(self.executor, self.residency, StandInGuides(), knobs, MANIFEST)
         self.worker = Worker(self.engine, endpoint, self.waker, **options)
         self.thread = threading.Thread(target=self.worker.run, daemon=True)
         self.thread.start()
@@ -244,14 +337,10 @@ def serve(endpoint: str, images: str, cache: Path, silence_s: float, step_s: flo
     """Be an engine process until SIGTERM."""
     waker, executor = Waker(), HashExecutor()
     executor.step_s = step_s
-    residency = Residency(
-        ImageStore(images), cache, MANIFEST.fingerprint, executor.image_budget_bytes,
-        executor.add_image, executor.remove_image, waker.set,
-    )  # fmt: skip
+    residency = make_residency(executor, ImageStore(images), cache, waker)
     settings = EngineSettings(max_num_seqs=8, max_num_batched_tokens=32)
-    worker = Worker(
-        Engine(executor, residency, settings, MANIFEST), endpoint, waker, silence_s=silence_s
-    )
+    engine = Engine(executor, residency, StandInGuides(), settings, MANIFEST)
+    worker = Worker(engine, endpoint, waker, silence_s=silence_s)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     print("ready", flush=True)
     worker.run()

@@ -3,10 +3,22 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.client.fake import FakeEngine
-from loraplex.engine.protocol import Chunk, Event, Failed, Finished, Generate, Sampling, Stats
+from loraplex.engine.protocol import (
+    Beams,
+    Chunk,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    PromptLogprobs,
+    Sampling,
+    Stats,
+    TokenLogprob,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -84,6 +96,59 @@ async def test_death_fails_what_is_in_flight_and_a_new_life_serves() -> None:
     assert first is not None and second.epoch != first.epoch
     engine.hold = None
     assert isinstance((await collect(engine, request()))[-1], Finished)
+
+
+async def test_choices_take_turns_and_each_has_its_seed() -> None:
+    engine = FakeEngine(lambda asked: [asked.sampling.seed] * (1 + asked.sampling.seed))
+    events = await collect(engine, replace(request(), choices=3))
+    chunks = [event for event in events if isinstance(event, Chunk)]
+    assert [(chunk.index, *chunk.token_ids) for chunk in chunks] == [
+        *((0, 0), (1, 1), (2, 2)),
+        *((1, 1), (2, 2)),
+        (2, 2),
+    ]
+    assert [chunk.finish for chunk in chunks] == ["stop", None, None, "stop", None, "stop"]
+    assert events[-1] == Finished("r", "stop", 3, 6)
+
+
+async def test_a_choice_that_is_aborted_says_no_more_and_the_others_go_on() -> None:
+    engine = FakeEngine([7] * 5)
+    stream = engine.generate(replace(request(), choices=2))
+    first = await anext(stream)
+    await engine.abort("r", 0)
+    await engine.abort("nobody", 0)
+    rest = [event async for event in stream]
+    assert isinstance(first, Chunk) and first.index == 0
+    assert [event.index for event in rest if isinstance(event, Chunk)] == [1] * 5
+    assert rest[-1] == Finished("r", "abort", 3, 6)
+    assert engine.aborted_choices == [("r", 0), ("nobody", 0)]
+
+
+async def test_the_end_of_the_last_choice_does_not_wait_for_what_is_held() -> None:
+    engine = FakeEngine(hold=asyncio.Event())
+    task = asyncio.create_task(collect(engine, request()))
+    await engine.wait_in_flight(1)
+    await engine.abort("r", 0)
+    assert await task == [Finished("r", "abort", 3, 0)]
+
+
+async def test_a_beam_comes_in_one_chunk_with_its_score() -> None:
+    events = await collect(FakeEngine([7, 8]), replace(request(), choices=2, beams=Beams(3)))
+    assert events[:2] == [Chunk("r", (7, 8), (), i, "stop", -1.0 - i) for i in range(2)]
+
+
+async def test_an_empty_script_still_ends_its_choice() -> None:
+    events = await collect(FakeEngine([]), request())
+    assert events == [Chunk("r", (), finish="stop"), Finished("r", "stop", 3, 0)]
+
+
+async def test_prompt_logprobs_come_first_and_are_one_less() -> None:
+    engine = FakeEngine([7])
+    engine.logprob = lambda token: -float(token)
+    first, *_ = await collect(engine, request(prompt_logprobs=1))
+    assert first == PromptLogprobs(
+        "r", (TokenLogprob(2, -2.0, ((2, -2.0),)), TokenLogprob(3, -3.0, ((3, -3.0),)))
+    )
 
 
 async def test_fails_as_told() -> None:

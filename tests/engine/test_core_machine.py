@@ -1,7 +1,16 @@
-"""Any order of requests, steps, aborts, images and faults: each request ends exactly once."""
+"""Any order of requests, steps, aborts, images and faults, in an engine that is short of memory.
 
-from collections import Counter
+Each request ends exactly once, nothing is kept, and what was generated is what an engine with
+plenty of everything generates for that request alone. Blocks, host slots and images are real but
+for the model: what is read from a wrong block gives other tokens.
+"""
+
+import random
+import runpy
+import tempfile
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -9,91 +18,193 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from loraplex.engine.core import Engine
-from loraplex.engine.protocol import Chunk, Failed, Finished
+from loraplex.engine.image_fetcher import ImageFetcher
+from loraplex.engine.images import ImageStore
+from loraplex.engine.memory_share import divide
+from loraplex.engine.protocol import Abort, Beams, Chunk, Failed, Finished, Generate, Guide, Policy
+from loraplex.engine.residency import Residency
 from loraplex.engine.settings import EngineSettings
 
-IMAGES = ["a" * 64, "b" * 64, "c" * 64]
+INVOCATION = (5, 5)
+ROOMY = {"max_num_seqs": 64, "max_num_batched_tokens": 256, "max_model_len": 28}
+OPTIONS: dict[str, list[Any]] = {
+    "tenant": ["x", "y", "z"],
+    "scope": ["s", "t"],
+    "policy": [Policy(), Policy(3.0), Policy(max_running=1), Policy(kv_share=0.4)],
+    "priority": [0, 0, 5],
+    "choices": [1, 1, 1, 2, 3],
+    "ignore_eos": [False, True],
+    "temperature": [0.0, 1.0],
+    "draft_tokens": [0, 3],
+    "logit_bias": [(), ((5, 9.0), (6, 9.0))],
+    "guide": [None, None, None, Guide("grammar", "3,4 5,6 7"), Guide("grammar", "bad")],
+    "beams": [None, None, None, None, Beams(2), Beams(3)],
+    "prompt_logprobs": [None, None, 1],
+}
 
 
-class EngineMachine(RuleBasedStateMachine):
-    """Seven blocks of four tokens, so that two sequences soon fight for them."""
+class Machine:
+    """An engine with twelve blocks' memory, in which four images and 28 tokens do not fit."""
 
-    stand_in: ModuleType
+    def __init__(self, stand_in: ModuleType, folder: Path) -> None:
+        self.stand_in, self.woken = stand_in, False
+        kit = runpy.run_path(str(Path(__file__).with_name("residency_kit.py")))
+        store = ImageStore(str(folder / "store"))
+        invocations = [(), (), (), INVOCATION]
+        self.images = [
+            stand_in.make_image(store, folder, seed, rank=24, invocation=each)
+            for seed, each in enumerate(invocations)
+        ]
+        self.executor = stand_in.HashExecutor(num_blocks=12, swap_slots=6)
+        knobs = EngineSettings(
+            max_num_seqs=4, max_num_batched_tokens=8, max_waiting=8, max_model_len=28
+        )
+        boundary = divide(self.executor, knobs, stand_in.MANIFEST)
+        self.pool, self.store = kit["ManualPool"](), store
+        fetcher = ImageFetcher(
+            store,
+            folder / "cache",
+            stand_in.MANIFEST.fingerprint,
+            limit_bytes=boundary.most_image_bytes,
+            prepare=self.executor.prepare_image,
+            measure=self.executor.image_bytes,
+        )
+        self.residency = Residency(
+            fetcher, budget_bytes=boundary.image_bytes, load=self.executor.add_image,
+            unload=self.executor.remove_image, wake=self._wake, pool=self.pool,
+        )  # fmt: skip
+        guides = stand_in.StandInGuides()
+        self.engine = Engine(self.executor, self.residency, guides, knobs, stand_in.MANIFEST)
+        self.asked: dict[str, Generate] = {}
+        self.ends: dict[str, Finished | Failed] = {}
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.spoiled: set[str] = set()  # aborted, in part or whole
+        self.limits: set[int] = set()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.executor = self.stand_in.HashExecutor(num_blocks=7)
-        self.residency = self.stand_in.StandInResidency()
-        knobs = EngineSettings(max_num_seqs=3, max_num_batched_tokens=8, max_waiting=5)
-        self.engine = Engine(self.executor, self.residency, knobs, self.stand_in.MANIFEST)
-        self.added, self.ends, self.sent = 0, Counter[str](), Counter[str]()
+    def _wake(self) -> None:
+        self.woken = True
 
-    @rule(
-        prompt=st.integers(0, 30),
-        max_tokens=st.integers(1, 30),
-        image=st.sampled_from([None, *IMAGES]),
-        ignore_eos=st.booleans(),
-    )
-    def add(self, prompt: int, max_tokens: int, image: str | None, ignore_eos: bool) -> None:
-        self.added += 1
-        name, tokens = str(self.added), (5,) * prompt or (99,)
-        sampling = {"max_tokens": max_tokens, "ignore_eos": ignore_eos, "temperature": 1.0}
-        self.engine.add(self.stand_in.request(name, *tokens, image=image, **sampling))
+    def add(self, prompt: list[int], tokens: int, image: int | None, options: Any) -> None:
+        name, options = str(len(self.asked)), dict(options)
+        if options["beams"]:
+            options |= {"guide": None, "temperature": 0.0, "draft_tokens": None, "choices": 2}
+            options |= {"prompt_logprobs": None}
+        digest = None if image is None else self.images[image]
+        asked = self.stand_in.request(
+            name, *prompt, image=digest, max_tokens=tokens, seed=int(name), **options
+        )
+        self.asked[name] = asked
+        self.engine.add(asked)
 
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        self.engine.abort(str(data.draw(st.integers(1, max(self.added, 1)))))
+    def abort(self, name: str, index: int | None) -> None:
+        self.spoiled.add(name)
+        message = Abort(name, index)
+        self.engine.abort(message.request_id, message.index)
 
-    @rule(image=st.sampled_from(IMAGES))
-    def image_arrives(self, image: str) -> None:
-        self.residency.resident.add(image)
-        self.executor.images.add(image)
+    def step(self) -> None:
+        for event in self.engine.step():
+            name = event.request_id
+            assert name not in self.ends, "an event after the end"
+            if isinstance(event, Chunk):
+                self.tokens.setdefault((name, event.index), []).extend(event.token_ids)
+            elif isinstance(event, Finished | Failed):
+                self.ends[name] = event
+            if isinstance(event, Finished):
+                told = [t for (n, _), each in self.tokens.items() if n == name for t in each]
+                assert event.completion_tokens == len(told)
+        self.limits.add(self.engine.stats().kv_blocks_total)
+        self.engine.check_integrity()
 
-    @rule(image=st.sampled_from(IMAGES))
-    def image_fails(self, image: str) -> None:
-        if self.residency.references[image] and image not in self.residency.resident:
-            self.residency.failures[image] = ("image_corrupt", "its bytes are wrong")
-
-    @rule()
-    def a_step_breaks(self) -> None:
+    def break_a_step(self) -> None:
         self.executor.broken = RuntimeError("broken")
         self.step()
         self.executor.broken = None
 
+    def drain(self) -> None:
+        for _ in range(5000):
+            if not (self.pool.run() or self.engine.has_work or self.woken):
+                break
+            self.woken = False
+            self.step()
+        assert self.ends.keys() == self.asked.keys()
+        stats = self.engine.stats()
+        held = stats.running + stats.waiting + stats.loading + stats.kv_blocks_used
+        assert held + stats.swap_blocks_used == 0
+        assert self.residency.held_bytes == 0
+        self.engine.fail_all("internal", "there is nobody")
+
+    def check_tokens(self) -> None:
+        """All that ended by themselves have the tokens that they have alone."""
+        subject = self.stand_in.Rig(num_blocks=4096, **ROOMY)
+        subject.arrive(*self.images)
+        subject.residency.invocations[self.images[3]] = INVOCATION
+        for name, end in self.ends.items():
+            if isinstance(end, Failed) or name in self.spoiled:
+                continue
+            subject.add(self.asked[name])
+            subject.step()
+            subject.drain()
+            assert subject.end(name).reason == end.reason
+            for index in range(self.asked[name].choices):
+                assert subject.tokens(name, index) == self.tokens.get((name, index), [])
+
+    def check_failures(self) -> None:
+        codes = {end.code for end in self.ends.values() if isinstance(end, Failed)}
+        assert codes <= {"invalid_request", "overloaded", "internal"}
+
+
+class Rules(RuleBasedStateMachine):
+    """Hypothesis's hands on a `Machine`."""
+
+    make: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.machine: Machine = self.make(Path(self.folder.name))
+
+    @rule(
+        prompt=st.lists(st.sampled_from([5, 6]), max_size=26),
+        tokens=st.integers(1, 20),
+        image=st.sampled_from([None, None, 0, 1, 2, 3]),
+        options=st.fixed_dictionaries({k: st.sampled_from(v) for k, v in OPTIONS.items()}),
+    )
+    def add(self, prompt: list[int], tokens: int, image: int | None, options: Any) -> None:
+        self.machine.add(prompt, tokens, image, options)
+
+    @rule(data=st.data(), index=st.sampled_from([None, 0, 1]))
+    def abort(self, data: st.DataObject, index: int | None) -> None:
+        if self.machine.asked:
+            self.machine.abort(data.draw(st.sampled_from(list(self.machine.asked))), index)
+
+    @rule(times=st.integers(1, 3))
+    def threads_run(self, times: int) -> None:
+        for _ in range(times):
+            self.machine.pool.run()
+
+    @rule(image=st.integers(0, 3), pinned=st.booleans())
+    def hints(self, image: int, pinned: bool) -> None:
+        self.machine.engine.prefetch(self.machine.images[image])
+        self.machine.engine.pin(self.machine.images[0], pinned)
+
+    @rule()
+    def a_step_breaks(self) -> None:
+        self.machine.break_a_step()
+
     @rule(times=st.integers(1, 6))
     def steps(self, times: int) -> None:
         for _ in range(times):
-            self.step()
-
-    def step(self) -> None:
-        for event in self.engine.step():
-            if isinstance(event, Chunk):
-                assert not self.ends[event.request_id], "a chunk after the end"
-                self.sent[event.request_id] += len(event.token_ids)
-            else:
-                self.ends[event.request_id] += 1
-            if isinstance(event, Finished):
-                assert event.completion_tokens == self.sent[event.request_id]
-            if isinstance(event, Failed):
-                assert event.code in ("invalid_request", "overloaded", "image_corrupt", "internal")
+            self.machine.step()
 
     @invariant()
     def the_books_agree(self) -> None:
-        self.engine.check_integrity()
-        assert max(self.ends.values(), default=0) <= 1
+        self.machine.engine.check_integrity()
 
     def teardown(self) -> None:
-        for image in IMAGES:
-            self.image_arrives(image)
-        self.step()
-        for _ in range(1000):
-            if not self.engine.has_work:
-                break
-            self.step()
-        assert self.ends == Counter(str(i + 1) for i in range(self.added))
-        stats = self.engine.stats()
-        assert stats.running + stats.waiting + stats.loading + stats.kv_blocks_used == 0
-        assert not any(self.residency.references.values())
+        self.machine.drain()
+        self.machine.check_tokens()
+        self.machine.check_failures()
+        self.folder.cleanup()
 
 
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
@@ -101,7 +212,34 @@ def test_each_request_ends_exactly_once_and_nothing_is_kept(
     stand_in: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL")
-    machine = type("Machine", (EngineMachine,), {"stand_in": stand_in})
+    make = staticmethod(lambda folder: Machine(stand_in, folder))
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None)
+        type("Made", (Rules,), {"make": make}),
+        settings=settings(max_examples=40, stateful_step_count=30, deadline=None),
     )
+
+
+def test_thousands_of_random_steps(
+    stand_in: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    rng, machine = random.Random(4), Machine(stand_in, tmp_path)
+    for _ in range(1500):
+        machine.pool.run()
+        if rng.random() < 0.25:
+            options = {key: rng.choice(values) for key, values in OPTIONS.items()}
+            prompt = [rng.choice([5, 6]) for _ in range(rng.randrange(1, 27))]
+            image = rng.choice([None, None, 0, 1, 2, 3])
+            machine.add(prompt, rng.randrange(1, 21), image, options)
+        if rng.random() < 0.02 and machine.asked:
+            machine.abort(str(rng.randrange(len(machine.asked))), rng.choice([None, 0, 1]))
+        if rng.random() < 0.003:
+            machine.break_a_step()
+        machine.step()
+    machine.drain()
+    machine.check_tokens()
+    machine.check_failures()
+    stats = machine.engine.stats()
+    assert min(stats.preemptions, stats.blocks_swapped_in, stats.cache_hit_tokens) > 0
+    assert min(stats.accepted_tokens, stats.cache_evicted_blocks) > 0
+    assert len(machine.limits) > 1, "the boundary has moved"

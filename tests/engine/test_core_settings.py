@@ -29,6 +29,9 @@ def test_every_setting_has_a_flag_and_a_word_of_help(field: dataclasses.Field[An
     others = {
         "dtype": ("bfloat16", "bfloat16"),
         "memory_utilization": ("0.25", 0.25),
+        "kv_cache_dtype": ("float32", "float32"),
+        "enable_prefix_caching": ("false", False),
+        "speculative_tokens": ("3", 3),
         "max_num_seqs": ("100", 100),
         "quantization": ("int8", "int8"),
         "cores": ("1,3", (1, 3)),
@@ -64,11 +67,6 @@ def test_the_names_that_vllm_uses_are_known() -> None:
 def test_what_can_never_work_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(SettingsError, match=rf"^{name} is .*give (one|at least|a share)"):
         EngineSettings(**{name: value})
-
-
-def test_memory_is_shared_three_to_one() -> None:
-    assert EngineSettings(memory_utilization=0.5).memory_shares(8000) == (3000, 1000)
-    assert EngineSettings(kv_cache_bytes=77).memory_shares(8000) == (77, 1000)
 
 
 def test_the_model_length_is_what_base_and_cache_allow() -> None:

@@ -12,7 +12,8 @@ import transformers
 
 from loraplex.engine import choice, load
 from loraplex.engine.images import BaseManifest
-from loraplex.engine.load import choose_team, count_blocks, load_executor
+from loraplex.engine.load import choose_team, fp32_bytes, load_executor
+from loraplex.engine.model.config import read_model_config
 from loraplex.engine.settings import EngineSettings, SettingsError
 from loraplex.kernels.cpu.build import BuildError
 from loraplex.kernels.dispatch import LOSS, Backend, BackendError, choose
@@ -59,8 +60,11 @@ def test_native_takes_what_settings_say(directory: Path, caplog: pytest.LogCaptu
     assert (executor.num_blocks, executor.block_size) == (10, 16)
     assert (executor.name, executor.device) == (f"native {choose().isa}", "cpu")
     assert executor.dtype == "bfloat16"
-    assert executor.image_budget_bytes > 0
+    assert executor.block_bytes == 16 * TOKEN
+    assert executor.memory_bytes > 10 * executor.block_bytes
+    assert executor.swap_slots == 10
     assert "the native executor runs: no GPU was found; " in caplog.text
+    assert "memory_utilization 0.5 gives" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -90,8 +94,26 @@ def test_both_executors_compute_the_same(directory: Path, torch_kit: ModuleType)
 
 
 def test_cache_is_no_larger_than_sequences_can_use(directory: Path) -> None:
-    executor = load_executor(manifest(directory), EngineSettings(max_num_seqs=3, max_model_len=50))
-    assert executor.num_blocks == 3 * 4
+    settings = EngineSettings(max_num_seqs=3, max_model_len=50, enable_prefix_caching=False)
+    executor = load_executor(manifest(directory), settings)
+    assert (executor.num_blocks, executor.swap_slots) == (3 * 4, 3 * 4)
+
+
+def test_swap_may_be_off(directory: Path) -> None:
+    executor = load_executor(manifest(directory), EngineSettings(swap_space=0))
+    assert executor.swap_slots == 0
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_kv_dtypes_that_are_not_had(
+    executor: str, directory: Path, request: pytest.FixtureRequest
+) -> None:
+    if executor == "torch":
+        request.getfixturevalue("without_native")
+    have, other = {"native": ("bfloat16", "float32"), "torch": ("float32", "bfloat16")}[executor]
+    with pytest.raises(SettingsError, match=f"the {executor} executor keeps KV as {have}"):
+        load_executor(manifest(directory), EngineSettings(kv_cache_dtype=other))
+    load_executor(manifest(directory), EngineSettings(kv_cache_dtype=other, dtype=other))
 
 
 def test_cache_may_hold_nothing(directory: Path) -> None:
@@ -105,6 +127,7 @@ def test_torch_runs_where_native_cannot(
     settings = EngineSettings(kv_cache_bytes=10 * 8 * 2 * TOKEN + 1, block_size=8, threads=1)
     executor = load_executor(manifest(directory), settings)
     assert (executor.name, executor.dtype, executor.num_blocks) == ("torch", "float32", 10)
+    assert executor.memory_bytes > 10 * executor.block_bytes
     assert torch.get_num_threads() == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -125,10 +148,10 @@ def test_torch_runs_where_the_compiler_fails(
         load_executor(manifest(directory), EngineSettings())
 
 
-def test_count_blocks() -> None:
-    settings = EngineSettings(block_size=16, max_num_seqs=2)
-    assert count_blocks(1000, settings, 512, 4999) == 4
-    assert count_blocks(1000, settings, 33, 1 << 40) == 6
+def test_weights_are_counted(directory: Path) -> None:
+    config = read_model_config(directory)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    assert fp32_bytes(config) == 4 * sum(p.numel() for p in model.parameters())
 
 
 def test_teams(monkeypatch: pytest.MonkeyPatch) -> None:

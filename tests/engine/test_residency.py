@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.engine.residency import Residency, State
+from loraplex.engine.image_places import State
 
 KIT = runpy.run_path(str(Path(__file__).with_name("residency_kit.py")))
-BASE, KIB, Device, House, damage = itemgetter("BASE", "KIB", "Device", "House", "damage")(KIT)
+KIB, House, damage = itemgetter("KIB", "House", "damage")(KIT)
 
 
 @pytest.fixture
@@ -202,18 +202,17 @@ def test_a_reference_cannot_be_given_back_twice(house: House) -> None:
 
 
 def test_threads_bring_images_and_wake_the_loop(tmp_path: Path) -> None:
-    helper = House(tmp_path, 100 * KIB)
-    digests = [helper.image(kib) for kib in range(1, 9)]
-    device, woken = Device(), threading.Event()
-    residency = Residency(
-        helper.store, tmp_path, BASE, 100 * KIB, device.load, device.unload, woken.set
-    )
+    woken = threading.Event()
+    house = House(tmp_path, 100 * KIB, pool=None, wake=woken.set)
+    residency = house.residency
+    digests = [house.image(kib) for kib in range(1, 9)]
     for digest in digests:
         residency.acquire(digest)
+    residency.poll()
     while residency.resident_count < len(digests):
         assert woken.wait(timeout=30), "nobody woke the loop"
         woken.clear()
         residency.poll()
         residency.check_integrity()
-    assert device.images.keys() == set(digests)
+    assert house.device.images.keys() == set(digests)
     residency.close()

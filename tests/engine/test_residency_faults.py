@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.engine.images import ImageStore
-from loraplex.engine.residency import Residency, State
+from loraplex.engine import image_fetcher
+from loraplex.engine.image_places import State
+from loraplex.engine.images import ImageError, ImageStore
+from loraplex.engine.residency import Residency
 
 KIT = runpy.run_path(str(Path(__file__).with_name("residency_kit.py")))
 BASE, OTHER_BASE, KIB, House, damage = itemgetter("BASE", "OTHER_BASE", "KIB", "House", "damage")(
@@ -63,6 +65,29 @@ def test_a_bad_image_fails_alone_and_is_tried_again_later(fault: str, house: Hou
     assert house.residency.failure(bad) is None
     house.acquire(bad)
     assert house.residency.state(bad) is State.DEVICE
+
+
+def test_an_image_is_verified_piece_by_piece(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_fetcher, "PIECE_BYTES", 1000)
+    digest = house.image(4)
+    house.acquire(digest)
+    stored = house.path(digest).read_bytes()
+    assert house.device.images[digest] == stored[-4 * KIB :]
+
+
+def test_an_image_that_the_executor_cannot_take_is_damaged(tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise ImageError("it does not fit the model")
+
+    house = House(tmp_path, 10 * KIB)
+    house.prepare = refuse
+    house.residency = Residency(house.fetcher(house.store), **house.options)
+    digest = house.image(3)
+    house.acquire(digest)
+    failure = house.residency.failure(digest)
+    assert failure is not None
+    assert failure.code == "image_corrupt"
+    assert "does not fit the model" in failure.message
 
 
 def test_an_image_of_another_base_is_refused(house: House) -> None:
@@ -135,16 +160,7 @@ def test_a_bad_copy_in_the_cache_is_fetched_anew(tmp_path: Path) -> None:
     digest = house.image(3)
     remote = ImageStore(f"memory://{tmp_path.name}")
     remote.put(house.path(digest), digest)
-    house.residency = Residency(
-        remote,
-        tmp_path / "cache",
-        BASE,
-        10 * KIB,
-        house.device.load,
-        house.device.unload,
-        house.wake,
-        pool=house.pool,
-    )
+    house.residency = Residency(house.fetcher(remote), **house.options)
     damage(remote.fetch(digest, tmp_path / "cache"))
     house.acquire(digest)
     failure = house.residency.failure(digest)

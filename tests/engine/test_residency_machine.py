@@ -6,11 +6,12 @@ from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from loraplex.engine.residency import State
+from loraplex.engine.image_places import State
 
 KIT = runpy.run_path(str(Path(__file__).with_name("residency_kit.py")))
 KIB, House, damage = itemgetter("KIB", "House", "damage")(KIT)
@@ -24,7 +25,9 @@ class ResidencyMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.temporary = TemporaryDirectory()
-        self.house = House(Path(self.temporary.name), 10 * KIB)
+        self.house = House(
+            Path(self.temporary.name), 10 * KIB, limit=12 * KIB, ttl_s=5.0, tenant_minimum=1
+        )
         self.running: list[Callable[[], None]] = []
 
     @initialize()
@@ -34,11 +37,34 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.paths = {d: self.house.path(d) for d in self.digests}
         self.held: dict[str, int] = dict.fromkeys(self.digests, 0)
 
-    @rule(at=st.integers(0, len(SIZES) - 1))
-    def acquire(self, at: int) -> None:
+    @rule(at=st.integers(0, len(SIZES) - 1), tenant=st.sampled_from("xy"))
+    def acquire(self, at: int, tenant: str) -> None:
         digest = self.digests[at]
-        self.house.residency.acquire(digest)
+        self.house.residency.acquire(digest, tenant)
         self.held[digest] += 1
+
+    @rule(at=st.integers(0, len(SIZES) - 1))
+    def prefetch(self, at: int) -> None:
+        self.house.residency.prefetch(self.digests[at])
+
+    @rule(at=st.integers(0, len(SIZES) - 1), pinned=st.booleans())
+    def pin(self, at: int, pinned: bool) -> None:
+        residency = self.house.residency
+        assert residency.pin(self.digests[at], pinned) or pinned
+
+    @rule(kib=st.integers(4, 12))
+    def set_budget(self, kib: int) -> None:
+        residency = self.house.residency
+        kept = residency.resident_bytes - residency.idle_bytes
+        if kib * KIB >= kept:
+            residency.set_budget(kib * KIB)
+        else:
+            with pytest.raises(ValueError, match="must stay"):
+                residency.set_budget(kib * KIB)
+
+    @rule(seconds=st.integers(1, 9))
+    def wait(self, seconds: int) -> None:
+        self.house.now += seconds
 
     @rule(at=st.integers(0, len(SIZES) - 1))
     def release(self, at: int) -> None:
@@ -86,12 +112,11 @@ class ResidencyMachine(RuleBasedStateMachine):
             return
         on_device = {d for d in self.digests if residency.state(d) is State.DEVICE}
         assert on_device == device.images.keys()
-        assert residency.resident_bytes == device.bytes <= self.house.budget
+        assert residency.resident_bytes == device.bytes <= residency.budget_bytes
         for digest in self.digests:
             assert residency.references(digest) == self.held[digest]
             state, failure = residency.state(digest), residency.failure(digest)
             if not self.held[digest]:
-                assert state in (State.ABSENT, State.DEVICE, State.DRAINING)
                 assert failure is None
             else:
                 assert (failure is not None) == (state is State.ABSENT)
@@ -101,15 +126,20 @@ class ResidencyMachine(RuleBasedStateMachine):
         house, residency = self.house, self.house.residency
         while self.running:
             self.running.pop()()
+        residency.poll()
         house.settle()
         for digest, held in getattr(self, "held", {}).items():
             if held and residency.state(digest) in (State.FETCHING, State.HOST):
                 size = KIB * self.SIZES[self.digests.index(digest)]
-                assert residency.held_bytes + size > house.budget
+                kept = residency.resident_bytes - residency.idle_bytes
+                lacks_host_room = residency.staged_bytes + size > residency.host_bytes
+                assert kept + size > residency.budget_bytes or lacks_host_room
+                assert residency.lacking_bytes or lacks_host_room
             for _ in range(held):
                 residency.release(digest)
+            residency.poll()
             house.settle()
-        assert residency.held_bytes == residency.staged_bytes == residency.loading_count == 0
+        assert residency.held_bytes == residency.loading_count == residency.lacking_bytes == 0
         self.temporary.cleanup()
 
 

@@ -1,6 +1,7 @@
 """The sampler against plain maths, one rule at a time and all together, and in any batch."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,29 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraplex.engine import sampler
+from loraplex.engine.draw import BLOCK
 from loraplex.engine.outcome import Outcome, outcome_of
 from loraplex.engine.philox import uniform
-from loraplex.engine.protocol import Generate, Sampling
-from loraplex.engine.sampler import BLOCK, Choice
-from loraplex.engine.sequence import Sequence, from_request
+from loraplex.engine.protocol import Sampling
+from loraplex.engine.sampler import Choice, Row
 
 VOCABULARY = 700  # no multiple of a block
 
 
-def sequence(
-    sampling: Sampling, prompt: tuple[int, ...] = (1,), generated: tuple[int, ...] = ()
-) -> Sequence:
-    made = from_request(Generate("r", prompt, sampling), now=0.0)
-    made.token_ids += generated
-    return made
+def row_of(
+    sampling: Sampling,
+    prompt: tuple[int, ...] = (1,),
+    generated: tuple[int, ...] = (),
+    mask: np.ndarray | None = None,
+) -> Row:
+    return Row(sampling, prompt + generated, len(prompt), sampling.seed, mask)
 
 
-def sample(logits: torch.Tensor, owners: list[Sequence]) -> list[Choice | None]:
+def sample(logits: torch.Tensor, owners: list[Row]) -> list[Choice | None]:
     return sampler.sample(outcome_of(logits), owners)
 
 
-def choose(row: np.ndarray, sampling: Sampling, **tokens: tuple[int, ...]) -> int:
-    (choice,) = sample(torch.from_numpy(row)[None], [sequence(sampling, **tokens)])
+def choose(row: np.ndarray, sampling: Sampling, **fields: Any) -> int:
+    (choice,) = sample(torch.from_numpy(row)[None], [row_of(sampling, **fields)])
     assert choice is not None
     return choice.token_id
 
@@ -41,7 +43,7 @@ def noise(seed: int, *, spread: float = 3.0, rows: int | None = None) -> np.ndar
     return (np.random.default_rng(seed).standard_normal(shape) * spread).astype(np.float32)
 
 
-def reference_logits(row: np.ndarray, owner: Sequence) -> np.ndarray:
+def reference_logits(row: np.ndarray, owner: Row) -> np.ndarray:
     """Penalties and biases, a token at a time."""
     s, adjusted = owner.sampling, row.astype(np.float64)
     generated = owner.token_ids[owner.prompt_len :]
@@ -56,10 +58,17 @@ def reference_logits(row: np.ndarray, owner: Sequence) -> np.ndarray:
         adjusted[token] -= s.presence_penalty
     for token, bias in s.logit_bias:
         adjusted[token] += bias
+    if owner.mask is not None:
+        adjusted[[t for t in range(VOCABULARY) if not owner.mask[t // 32] >> t % 32 & 1]] = -np.inf
     return adjusted
 
 
-def reference_distribution(row: np.ndarray, owner: Sequence) -> np.ndarray:
+def mask_of(tokens: set[int]) -> np.ndarray:
+    words = [sum(1 << t % 32 for t in tokens if t // 32 == w) for w in range(-(-VOCABULARY // 32))]
+    return np.array(words, np.uint32).view(np.int32)
+
+
+def reference_distribution(row: np.ndarray, owner: Row) -> np.ndarray:
     """The probabilities that a token is drawn with, by the textbook."""
     s = owner.sampling
     scaled = reference_logits(row, owner) / s.temperature
@@ -77,10 +86,10 @@ def reference_distribution(row: np.ndarray, owner: Sequence) -> np.ndarray:
     return p / p.sum()
 
 
-def reference_token(row: np.ndarray, owner: Sequence) -> tuple[int, float]:
+def reference_token(row: np.ndarray, owner: Row) -> tuple[int, float]:
     """The token that the reference draws, and how far the draw was from another one."""
     cumulative = np.cumsum(reference_distribution(row, owner))
-    u = uniform(owner.sampling.seed, owner.generated)
+    u = uniform(owner.seed, len(owner.token_ids) - owner.prompt_len)
     return int(np.searchsorted(cumulative, u, side="right")), float(np.abs(cumulative - u).min())
 
 
@@ -98,24 +107,53 @@ SAMPLINGS = st.builds(
     seed=st.integers(-(2**63), 2**64 - 1),
 )
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12).map(tuple)
+MASKS = st.none() | st.sets(st.integers(0, VOCABULARY - 1), min_size=1).map(mask_of)
 
 
 @settings(max_examples=150, deadline=None)
-@given(SAMPLINGS, TOKENS, TOKENS, st.integers(0, 50), st.sampled_from([0.3, 3.0]))
+@given(SAMPLINGS, TOKENS, TOKENS, st.integers(0, 50), st.sampled_from([0.3, 3.0]), MASKS)
 def test_draws_what_the_reference_draws(
     sampling: Sampling,
     prompt: tuple[int, ...],
     generated: tuple[int, ...],
     seed: int,
     spread: float,
+    mask: np.ndarray | None,
 ) -> None:
-    row, owner = noise(seed, spread=spread), sequence(sampling, prompt, generated)
+    row, owner = noise(seed, spread=spread), row_of(sampling, prompt, generated, mask)
     expected, margin = reference_token(row, owner)
-    token = choose(row, sampling, prompt=prompt, generated=generated)
+    token = choose(row, sampling, prompt=prompt, generated=generated, mask=mask)
     if margin > 1e-5:  # else float32 and float64 may rightly differ
         assert token == expected
     else:
         assert reference_distribution(row, owner)[token] > 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(8, 0.0), Sampling(8), Sampling(8, top_k=9)])
+def test_what_a_mask_leaves_out_never_comes(sampling: Sampling) -> None:
+    row = noise(9)
+    best, second = (int(token) for token in np.argsort(row)[::-1][:2])
+    assert choose(row, sampling, mask=mask_of({5})) == 5
+    assert choose(row, Sampling(8, 0.0), mask=mask_of({*range(VOCABULARY)} - {best})) == second
+    heavy = Sampling(8, sampling.temperature, logit_bias=((best, 99.0),), logprobs=1)
+    (choice,) = sample(torch.from_numpy(row)[None], [row_of(heavy, mask=mask_of({5}))])
+    assert choice is not None and choice.token_id == 5
+    assert choice.logprob is not None and choice.logprob.top[0][0] == best
+
+
+def test_a_mask_without_tokens_leaves_no_choice_and_harms_nobody() -> None:
+    logits = torch.from_numpy(noise(6, rows=2))
+    nothing, free = row_of(Sampling(8), mask=mask_of(set())), row_of(Sampling(8))
+    assert sample(logits, [nothing, free]) == [None, *sample(logits[1:], [free])]
+    greedy = row_of(Sampling(8, 0.0), mask=mask_of(set()))
+    assert sample(logits, [greedy, free])[0] is None
+
+
+def test_the_seed_is_the_rows_own() -> None:
+    row = torch.from_numpy(noise(3, spread=1.0))[None]
+    asked = Sampling(8, seed=1)
+    tokens = {sample(row, [Row(asked, (1,), 1, seed)])[0] for seed in range(20)}
+    assert len(tokens) > 10
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6])
@@ -134,7 +172,7 @@ def test_greedy_is_the_argmax_after_penalties(temperature: float) -> None:
 def test_a_greedy_row_without_penalties_is_the_outcomes_likeliest() -> None:
     nothing = torch.empty(2, 0)
     outcome = Outcome(nothing, torch.tensor([7, 8]), torch.tensor([1.0, math.nan]))
-    greedy = sequence(Sampling(8, 0.0))
+    greedy = row_of(Sampling(8, 0.0))
     assert sampler.sample(outcome, [greedy, greedy]) == [Choice(7, None), None]
 
 
@@ -174,7 +212,7 @@ def test_frequencies_are_those_of_the_distribution(sampling: Sampling) -> None:
     """Pearson's χ² of 2000 draws, one a seed; the bound is passed by chance once in 10⁴."""
     draws, row = 2000, noise(2, spread=2.0)[:12].copy()
     owners = [
-        sequence(Sampling(8, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p,
+        row_of(Sampling(8, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p,
                           seed=seed))
         for seed in range(draws)
     ]  # fmt: skip
@@ -221,16 +259,18 @@ def test_uniform_is_uniform_over_seeds_and_over_positions() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(SAMPLINGS, TOKENS, st.booleans()), min_size=2, max_size=9), st.data())
+@given(
+    st.lists(st.tuples(SAMPLINGS, TOKENS, MASKS, st.booleans()), min_size=2, max_size=9), st.data()
+)
 def test_a_row_does_not_know_its_neighbours(
-    asked: list[tuple[Sampling, tuple[int, ...], bool]], data: st.DataObject
+    asked: list[tuple[Sampling, tuple[int, ...], np.ndarray | None, bool]], data: st.DataObject
 ) -> None:
     logits = torch.from_numpy(noise(len(asked), rows=len(asked)))
     owners = []
-    for sampling, generated, greedy in asked:
+    for sampling, generated, mask, greedy in asked:
         temperature = 0.0 if greedy else sampling.temperature
         changed = Sampling(8, temperature, *list_fields(sampling)[2:-1], 5)
-        owners.append(sequence(changed, generated=generated))
+        owners.append(row_of(changed, generated=generated, mask=mask))
     together = sample(logits, owners)
     order = data.draw(st.permutations(range(len(owners))))
     shuffled = sample(logits[order], [owners[i] for i in order])
@@ -247,7 +287,7 @@ def test_logits_are_left_as_they_were() -> None:
     logits = torch.from_numpy(noise(4, rows=2))
     before = logits.clone()
     heavy = Sampling(8, 0.5, top_p=0.5, frequency_penalty=1.0, logit_bias=((1, 3.0),))
-    sample(logits, [sequence(heavy, generated=(2, 2)), sequence(Sampling(8, 0.0))])
+    sample(logits, [row_of(heavy, generated=(2, 2)), row_of(Sampling(8, 0.0))])
     assert torch.equal(logits, before)
 
 
@@ -255,7 +295,7 @@ def test_logits_are_left_as_they_were() -> None:
 def test_logprobs_are_those_of_the_model(count: int) -> None:
     row = noise(5)
     sampling = Sampling(8, 0.3, top_k=2, logit_bias=((9, 50.0),), logprobs=count)
-    (choice,) = sample(torch.from_numpy(row)[None], [sequence(sampling)])
+    (choice,) = sample(torch.from_numpy(row)[None], [row_of(sampling)])
     expected = row.astype(np.float64) - np.log(np.exp(row.astype(np.float64)).sum())
     assert choice is not None and choice.logprob is not None
     assert choice.token_id == choice.logprob.token_id == 9
@@ -270,9 +310,9 @@ def test_logprobs_are_those_of_the_model(count: int) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_row_that_is_not_finite_has_no_choice_and_harms_nobody(bad: float) -> None:
     logits = torch.from_numpy(noise(6, rows=3))
-    alone = sample(logits[::2], [sequence(Sampling(8)), sequence(Sampling(8))])
+    alone = sample(logits[::2], [row_of(Sampling(8)), row_of(Sampling(8))])
     logits[1, 17] = bad
-    choices = sample(logits, [sequence(Sampling(8)) for _ in range(3)])
+    choices = sample(logits, [row_of(Sampling(8)) for _ in range(3)])
     assert choices[1] is None
     assert choices[::2] == alone
 

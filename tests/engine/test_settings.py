@@ -1,4 +1,4 @@
-"""The engine's settings: values that can never work, and lists of cores."""
+"""The engine's settings: values that can never work, lists of cores, switches."""
 
 import argparse
 from typing import Any
@@ -11,6 +11,7 @@ from loraplex.engine.settings import (
     add_arguments,
     from_arguments,
     parse_cores,
+    parse_switch,
 )
 
 
@@ -28,6 +29,47 @@ def test_what_is_no_list_of_cores(text: str) -> None:
         parse_cores(text)
 
 
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("False", False), ("on", True)])
+def test_switches_in_words(text: str, value: bool) -> None:
+    assert parse_switch(text) is value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ([], True),
+        (["--enable-prefix-caching"], True),
+        (["--enable-prefix-caching", "false"], False),
+        (["--no-enable-prefix-caching"], False),
+        (["--no-enable-prefix-caching", "--enable-prefix-caching"], True),
+    ],
+)
+def test_a_switch_needs_no_value(arguments: list[str], value: bool) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert from_arguments(parser.parse_args(arguments)).enable_prefix_caching is value
+
+
+def test_what_is_no_switch(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--enable-prefix-caching", "perhaps"])
+    assert "'perhaps' is neither true nor false" in capsys.readouterr().err
+
+
+def test_wanted_rows() -> None:
+    assert EngineSettings(max_num_seqs=3).max_wanted == 67
+
+
+def test_the_dtype_of_kv_is_the_executor_s() -> None:
+    EngineSettings().check_kv_dtype("float32", "torch")
+    EngineSettings(kv_cache_dtype="float32").check_kv_dtype("float32", "torch")
+    message = "native executor keeps KV as bfloat16, its dtype: give auto or bfloat16, or set dtype"
+    with pytest.raises(SettingsError, match=message):
+        EngineSettings(kv_cache_dtype="float32").check_kv_dtype("bfloat16", "native")
+
+
 def test_flags() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -41,6 +83,12 @@ def test_flags() -> None:
     [
         ({"quantization": "int4"}, "quantization is 'int4'; give one of none, int8, int8-w8a8"),
         ({"dtype": "fp8"}, "dtype is 'fp8'; give one of auto, float32, bfloat16"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'; give one of auto, float32, bfloat16"),
+        ({"swap_space": -1.0}, "swap_space is -1.0; give at least 0"),
+        ({"swap_space": float("nan")}, "swap_space is nan; give at least 0"),
+        ({"speculative_tokens": 17}, "speculative_tokens is 17; give at most 16"),
+        ({"image_ttl_s": -0.1}, "image_ttl_s is -0.1; give at least 0"),
+        ({"tenant_images": -1}, "tenant_images is -1; give at least 0"),
         ({"cores": ()}, "give each core once"),
         ({"cores": (1, 1)}, "give each core once"),
         ({"cores": (0, 1), "threads": 3}, "cores names 2: leave threads out"),

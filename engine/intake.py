@@ -1,0 +1,105 @@
+"""Sequences between the door and the scheduler's queue: they wait for a guide and for an image.
+
+Both are prepared on threads, for one request each; nobody else waits. This file knows whom to tell
+the scheduler of and what failed; it refuses to know steps and events.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from loraplex.engine.activation import activation
+from loraplex.engine.guidance import GuideError, Guides, Matcher
+from loraplex.engine.protocol import FailureCode, Generate
+from loraplex.engine.residency import Residency
+from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.sequence import Request, Sequence, name_blocks
+
+
+class Refused(NamedTuple):
+    """A request that cannot have what it waited for, and why."""
+
+    request: Request
+    code: FailureCode
+    message: str
+
+
+class Intake:
+    """Takes sequences, and gives the scheduler those that lack nothing but an image."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        guides: Guides,
+        scheduler: Scheduler,
+        base: str,
+        wake: Callable[[], None],
+    ) -> None:
+        """`base` is the base's fingerprint; `wake` is called, on any thread, for a guide."""
+        self._residency, self._guides, self._scheduler = residency, guides, scheduler
+        self._base, self._wake = base, wake
+        self._compiling: dict[Sequence, Future[Matcher]] = {}
+        self.images_changed = False  # acquired or released since the last `settle`
+
+    @property
+    def waiting(self) -> int:
+        """Sequences whose guide is not ready."""
+        return len(self._compiling)
+
+    def add(self, sequence: Sequence, message: Generate) -> None:
+        """Take the first sequence of a request."""
+        guide = message.sampling.guide
+        if message.image is None:
+            name_blocks(sequence, self._base)
+        else:
+            self._residency.acquire(message.image, message.tenant, message.parts)
+            self.images_changed = True
+        if guide is None:
+            self._scheduler.add(sequence)
+        else:
+            job = self._compiling[sequence] = self._guides.compile(guide)
+            job.add_done_callback(lambda _: self._wake())
+
+    def release(self, request: Request) -> None:
+        """The request ends: forget what it waited for, and give its image back."""
+        for sequence in request.alive:
+            self._compiling.pop(sequence, None)
+        if request.image is not None:
+            self._residency.release(request.image)
+            self.images_changed = True
+
+    def settle(self) -> Iterator[Refused]:
+        """Let on what has all it needs by now; yields what will not get it."""
+        yield from self._settle_guides()
+        self.images_changed = False
+        self._residency.poll()
+        for digest in self._scheduler.loading_images:
+            failure = self._residency.failure(digest)
+            if failure is not None:
+                for sequence in self._scheduler.loading_for(digest):
+                    yield Refused(sequence.request, *failure)
+            elif self._residency.state(digest) == "device":
+                self._begin(digest)
+
+    def _settle_guides(self) -> Iterator[Refused]:
+        for sequence, job in list(self._compiling.items()):
+            if not job.done():
+                continue
+            del self._compiling[sequence]
+            try:
+                sequence.matcher = job.result()
+            except GuideError as error:
+                yield Refused(sequence.request, "invalid_request", str(error))
+            else:
+                self._scheduler.add(sequence)
+
+    def _begin(self, digest: str) -> None:
+        """The image is resident: those that waited know where their adapter starts, and may run."""
+        invocation, now = self._residency.header(digest).invocation, time.monotonic()
+        for sequence in self._scheduler.loading_for(digest):
+            if invocation:
+                sequence.adapter_start = activation(sequence.token_ids, invocation)
+            name_blocks(sequence, self._base)
+            sequence.request.loaded = now
+        self._scheduler.image_ready(digest)

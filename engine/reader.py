@@ -1,0 +1,93 @@
+"""Reads a step's outcome: what each row means for the sequence that it belongs to.
+
+A part's wanted rows are its last ones. Where the part ends with all that its sequence knows, the
+last row, and one for each guess before it, choose tokens; rows of a prompt whose log-probabilities
+are asked for tell these. This file knows outcomes and parts; it refuses to know schedulers and
+events.
+"""
+
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+import torch
+
+from loraplex.engine.logprobs import prompt_logprobs
+from loraplex.engine.outcome import Outcome
+from loraplex.engine.plan import Scheduled
+from loraplex.engine.protocol import TokenLogprob
+from loraplex.engine.sampler import Choice, Row, sample
+from loraplex.engine.sequence import Sequence
+
+
+class Wanted(NamedTuple):
+    """A part, and the row of the outcome that is the first of its wanted ones."""
+
+    part: Scheduled
+    row: int
+
+    @property
+    def last_row(self) -> int:
+        """The row of the part's last token."""
+        return self.row + self.part.wanted - 1
+
+
+def with_rows(order: Rows[Scheduled]) -> list[Wanted]:
+    """All parts of a step in row order, each with its place among the wanted rows."""
+    found, row = [], 0
+    for part in order:
+        found.append(Wanted(part, row))
+        row += part.wanted
+    return found
+
+
+def ends_known(part: Scheduled) -> bool:
+    """Whether the part ends with the last that its sequence knows, so that tokens are chosen."""
+    sequence = part.sequence
+    return part.end == len(sequence.token_ids) + len(sequence.drafts)
+
+
+def read_prompt(outcome: Outcome, wanted: Wanted) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of the prompt's tokens that follow the part's rows."""
+    part, request = wanted.part, wanted.part.sequence.request
+    count = request.sampling.prompt_logprobs or 0
+    following = part.sequence.token_ids[part.start + 1 : min(part.end + 1, request.prompt_len)]
+    rows = outcome.logits[wanted.row : wanted.row + len(following)]
+    return prompt_logprobs(rows, following, count)
+
+
+def choose(outcome: Outcome, picks: Rows[tuple[Sequence, int]]) -> list[list[Choice | None]]:
+    """For each sequence the tokens that its rows choose, each as if the guesses before held.
+
+    A pick has a sequence and the row of its last token; the rows of its guesses end there.
+    """
+    if not picks:
+        return []
+    rows, index = [], []
+    for sequence, last in picks:
+        sampling, tokens, guesses = sequence.request.sampling, sequence.token_ids, sequence.drafts
+        mask = sequence.matcher.mask() if sequence.matcher else None
+        for count in range(len(guesses) + 1):
+            known = tokens + guesses[:count] if count else tokens
+            rows.append(Row(sampling, known, sequence.request.prompt_len, sequence.seed, mask))
+            index.append(last - len(guesses) + count)
+    choices = iter(sample(_select(outcome, index), rows))
+    return [[next(choices) for _ in range(len(s.drafts) + 1)] for s, _ in picks]
+
+
+def accept(choices: list[Choice | None], guesses: list[int]) -> list[Choice | None]:
+    """The choices that stand: up to the first that is not the guess that followed it."""
+    for place, (choice, guess) in enumerate(zip(choices, guesses, strict=False)):
+        if choice is None or choice.token_id != guess:
+            return choices[: place + 1]
+    return choices
+
+
+def _select(outcome: Outcome, index: list[int]) -> Outcome:
+    if index == list(range(len(outcome.likeliest))):
+        return outcome
+    rows = torch.tensor(index, device=outcome.logits.device)
+    return Outcome(*(part.index_select(0, rows) for part in _parts(outcome)))
+
+
+def _parts(outcome: Outcome) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return outcome.logits, outcome.likeliest, outcome.peak

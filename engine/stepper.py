@@ -1,0 +1,118 @@
+"""Runs a plan: blocks move, the executor computes, and rows become tokens of their sequences.
+
+This file knows how a step is put together and in which order; it refuses to know why sequences were
+chosen and what their clients are told.
+"""
+
+import time
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+from loraplex.engine.batch import build
+from loraplex.engine.costs import Costs
+from loraplex.engine.executor import Executor
+from loraplex.engine.guidance import Guides
+from loraplex.engine.logprobs import tops
+from loraplex.engine.outcome import Outcome
+from loraplex.engine.plan import Plan, Scheduled
+from loraplex.engine.reader import Wanted, accept, choose, ends_known, read_prompt, with_rows
+from loraplex.engine.sampler import Choice
+from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.sequence import Sequence
+
+PREFILL = 32  # rows of a step from which on it tells what a prompt's token costs
+
+
+class Reading(NamedTuple):
+    """Tokens that were chosen for a sequence, one and those guesses before it that held.
+
+    Its last choice is None where the logits were no numbers. `computed` tokens have KV by now.
+    """
+
+    sequence: Sequence
+    choices: list[Choice | None]
+    computed: int
+
+
+class Stepper:
+    """Runs plans on an executor."""
+
+    def __init__(
+        self, executor: Executor, scheduler: Scheduler, guides: Guides, costs: Costs
+    ) -> None:
+        self._executor, self._scheduler = executor, scheduler
+        self._guides, self._costs = guides, costs
+
+    def run(self, plan: Plan) -> list[Reading]:
+        """Run a plan; the readings are of the sequences that chose tokens.
+
+        What else was learnt is kept where it belongs: prompts' log-probabilities with their
+        requests, the likeliest tokens of beams with these.
+        """
+        self._move_blocks(plan)
+        if not plan.scheduled:
+            return []
+        began = time.perf_counter()
+        outcome, order = self._compute(plan)
+        found = with_rows(order)
+        for wanted in found:
+            self._note(outcome, wanted)
+        readings = self._choose(outcome, found)
+        rows = sum(part.count for part in order)
+        if rows >= PREFILL and readings:  # whose tokens a device has computed by now
+            self._costs.note_step(rows, time.perf_counter() - began)
+        return readings
+
+    def _move_blocks(self, plan: Plan) -> None:
+        began, executor = time.perf_counter(), self._executor
+        if plan.swap_out:
+            executor.swap_out(plan.swap_out)
+        if plan.copies:
+            executor.copy_blocks(plan.copies)
+        if plan.swap_in:
+            executor.swap_in(plan.swap_in)
+        if moved := len(plan.swap_out) + len(plan.swap_in):
+            self._costs.note_swap(moved, time.perf_counter() - began)
+
+    def _compute(self, plan: Plan) -> tuple[Outcome, list[Scheduled]]:
+        batch, order = build(plan.scheduled, self._executor.block_size)
+        guided = [p.sequence.matcher for p in order if p.sequence.matcher and ends_known(p)]
+        if guided:
+            self._guides.prepare(guided)
+        return self._executor.execute(batch), order
+
+    def _note(self, outcome: Outcome, wanted: Wanted) -> None:
+        """Keep what rows tell besides tokens, and commit the parts that choose none."""
+        part = wanted.part
+        sequence, request = part.sequence, part.sequence.request
+        if request.wants_prompt_logprobs:
+            known = read_prompt(outcome, wanted)
+            request.prompt_logprobs += known[len(request.prompt_logprobs) - part.start :]
+        if request.search is not None and ends_known(part):
+            sequence.tops = tops(outcome.logits, wanted.last_row, request.search.tops)
+        if request.search is not None or not ends_known(part):
+            self._scheduler.commit(sequence, part.end)
+
+    def _choose(self, outcome: Outcome, found: Rows[Wanted]) -> list[Reading]:
+        picks: list[tuple[Sequence, int]] = []
+        for part, row in ((w.part, w.last_row) for w in found):
+            if part.sequence.request.search is None and ends_known(part):
+                picks += [(sequence, row) for sequence in self._with_siblings(part)]
+        ends = {wanted.part.sequence: wanted.part.end for wanted in found}
+        readings = []
+        for (sequence, _), choices in zip(picks, choose(outcome, picks), strict=True):
+            kept = accept(choices, sequence.drafts)
+            end = ends.get(sequence, sequence.computed)
+            readings.append(Reading(sequence, kept, end - (len(choices) - len(kept))))
+        return readings
+
+    def _with_siblings(self, part: Scheduled) -> list[Sequence]:
+        """The part's sequence and, when its prompt is done, one for each other choice."""
+        sequence = part.sequence
+        if sequence.slots == 1:
+            return [sequence]
+        self._scheduler.commit(sequence, part.end)
+        request = sequence.request
+        siblings = [self._scheduler.fork(sequence, i) for i in range(1, request.choices)]
+        request.alive += siblings
+        return [sequence, *siblings]
