@@ -18,7 +18,7 @@ from loraplex.engine.image_places import Image, Job, Place, Places
 
 FETCHERS = 8  # threads that wait for the store
 READS = 4  # images at most that are being read, verified and packed, or wait for a thread
-CORES_PER_READER = 4  # one thread that does so takes a tenth of two cores that the steps want
+CORES_PER_READER = 4  # there is such a thread for as many cores, but at least one
 MAX_HINTS = 256
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,8 @@ from loraplex.engine.memory_share import divide
 from loraplex.engine.residency import Residency
 from loraplex.engine.settings import EngineSettings
 
+HOST_SHARE = 4  # of what images can ever take, a part of this may be on its way in host memory
+
 
 @contextmanager
 def engine_on(
@@ -48,6 +50,7 @@ def engine_on(
         wake=wake,
         ttl_s=settings.image_ttl_s,
         tenant_minimum=settings.tenant_images,
+        host_bytes=boundary.most_image_bytes // HOST_SHARE,
     )
     tokenizer = Path(manifest.path) / "tokenizer.json"
     guides = Guides(tokenizer, manifest.vocab_size, manifest.eos_token_ids)

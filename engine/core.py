@@ -269,7 +269,9 @@ class Engine:
         request = sequence.request
         request.reasons[sequence.index] = reason
         if request.alive == [sequence]:
-            self._end(request, finished(request, request.reasons[0], time.monotonic()))
+            ended = [request.reasons[index] for index in sorted(request.reasons)]
+            reason = next((each for each in ended if each != "abort"), "abort")
+            self._end(request, finished(request, reason, time.monotonic()))
             return
         self._scheduler.remove(sequence)
         request.alive.remove(sequence)

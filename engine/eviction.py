@@ -40,11 +40,12 @@ class _Queue:
         while self._heap and not self._is_live(self._heap[0]):
             heapq.heappop(self._heap)
         heap = self._heap
-        front = [(heap[0], 0)] if heap else []
+        front, last = [(heap[0], 0)] if heap else [], None
         while front:
             entry, at = heapq.heappop(front)
-            if self._is_live(entry):
+            if entry != last and self._is_live(entry):  # one that left and came back is there twice
                 yield entry
+            last = entry
             for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
                 heapq.heappush(front, (heap[child], child))
 

@@ -24,6 +24,7 @@ from loraplex.engine.strict_json import JsonError, parse_object
 
 STACK = 1 << 30  # bytes of address space; rules nested as deep as 256 KiB of text allow take half
 WHITESPACE = r"( |\n[ \t]{0,24})"  # between JSON's tokens, at most once: no text is endless blanks
+
 Mask = NDArray[np.int32]
 
 

@@ -126,14 +126,14 @@ class ImageFetcher:
         return Source(Component(part.image, part.weight, header), path)
 
     def _read(self, digest: str, located: Located) -> Loaded | Failure:
-        blocks = []
+        blocks: list[Block] = []
         for source in located.sources:
-            block = _attempt(source.component.digest, self._verify, source)
-            if isinstance(block, Failure):
+            found: Block | Failure = _attempt(source.component.digest, self._verify, source)
+            if isinstance(found, Failure):
                 if source.path.parent == self._cache:
                     source.path.unlink(missing_ok=True)
-                return block
-            blocks.append(block)
+                return found
+            blocks.append(found)
         header, block = located.header, blocks[0]
         if located.is_composed:
             header, block = compose([s.component for s in located.sources], blocks)

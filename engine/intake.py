@@ -1,7 +1,10 @@
 """Sequences between the door and the scheduler's queue: they wait for a guide and for an image.
 
-Both are prepared on threads, for one request each; nobody else waits. This file knows whom to tell
-the scheduler of and what failed; it refuses to know steps and events.
+Both are prepared on threads, for one request each; nobody else waits. But an image for which there
+is no memory would wait for ever while others, always in use, stay resident: once `PASSES` requests
+have passed it, those that come later are held back, whatever their image, until it is resident.
+
+This file knows whom to tell the scheduler of and what failed; it refuses to know steps and events.
 """
 
 import time
@@ -15,6 +18,8 @@ from loraplex.engine.protocol import FailureCode, Generate
 from loraplex.engine.residency import Residency
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.sequence import Request, Sequence, name_blocks
+
+PASSES = 64
 
 
 class Refused(NamedTuple):
@@ -40,20 +45,40 @@ class Intake:
         self._residency, self._guides, self._scheduler = residency, guides, scheduler
         self._base, self._wake = base, wake
         self._compiling: dict[Sequence, Future[Matcher]] = {}
+        self._held: dict[Sequence, Generate] = {}  # oldest first
+        self._turns = 0  # requests that have asked for an image
         self.images_changed = False  # acquired or released since the last `settle`
 
     @property
     def waiting(self) -> int:
-        """Sequences whose guide is not ready."""
-        return len(self._compiling)
+        """Sequences whose guide is not ready, or that are held back."""
+        return len(self._compiling) + len(self._held)
 
     def add(self, sequence: Sequence, message: Generate) -> None:
         """Take the first sequence of a request."""
+        if message.image is not None and (self._held or self._is_passed_by()):
+            self._held[sequence] = message
+        else:
+            self._take(sequence, message)
+
+    def release(self, request: Request) -> None:
+        """The request ends: forget what it waited for, and give its image back."""
+        for sequence in request.alive:
+            self._compiling.pop(sequence, None)
+            if self._held.pop(sequence, None) is not None:
+                return
+        if request.image is not None:
+            self._residency.release(request.image)
+            self.images_changed = True
+
+    def _take(self, sequence: Sequence, message: Generate) -> None:
         guide = message.sampling.guide
         if message.image is None:
             name_blocks(sequence, self._base)
         else:
             self._residency.acquire(message.image, message.tenant, message.parts)
+            self._turns += 1
+            sequence.request.turn = self._turns
             self.images_changed = True
         if guide is None:
             self._scheduler.add(sequence)
@@ -61,17 +86,23 @@ class Intake:
             job = self._compiling[sequence] = self._guides.compile(guide)
             job.add_done_callback(lambda _: self._wake())
 
-    def release(self, request: Request) -> None:
-        """The request ends: forget what it waited for, and give its image back."""
-        for sequence in request.alive:
-            self._compiling.pop(sequence, None)
-        if request.image is not None:
-            self._residency.release(request.image)
-            self.images_changed = True
+    def _is_passed_by(self) -> bool:
+        """Whether too many have passed the request that waits for memory longest.
+
+        Who is held back for it stays so until its image is there, not only until it has room.
+        """
+        if not (self._held or self._residency.lacking_bytes):
+            return False
+        waiting = self._scheduler.loading_images[:1]
+        turns = (self._scheduler.loading_for(digest)[0].request.turn for digest in waiting)
+        return any(self._turns - turn >= PASSES for turn in turns)
 
     def settle(self) -> Iterator[Refused]:
         """Let on what has all it needs by now; yields what will not get it."""
         yield from self._settle_guides()
+        while self._held and not self._is_passed_by():
+            held = next(iter(self._held))
+            self._take(held, self._held.pop(held))
         self.images_changed = False
         self._residency.poll()
         for digest in self._scheduler.loading_images:

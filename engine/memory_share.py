@@ -39,9 +39,8 @@ class MemoryShare:
                 self._shrink_blocks(blocks)
                 return True
         elif self._scheduler.lacking_blocks:
-            unused = residency.budget_bytes - residency.resident_bytes
-            spare = unused + residency.idle_bytes
-            blocks = boundary.give_to_blocks(self._scheduler.lacking_blocks, spare)
+            lacking = self._scheduler.lacking_blocks
+            blocks = boundary.give_to_blocks(lacking, residency.spare_bytes)
             if blocks > pool.limit:
                 self._grow_blocks(blocks)
                 return True

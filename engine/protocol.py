@@ -115,7 +115,8 @@ class Generate(Message, frozen=True):
     """Run one request: a prompt under one adapter image (or none) until a stop or a limit.
 
     Choice i samples with the seed `sampling.seed + i`. Requests share cached KV only where base,
-    image and `scope` are the same: a secret of the tenant's, drawn by the platform.
+    image and `scope` are the same: a secret of the tenant's, drawn by the platform. Without one a
+    tenant shares with itself alone.
     """
 
     request_id: str
@@ -186,7 +187,7 @@ class Finished(Message, frozen=True):
     """Terminal: the request ran. Times are seconds since the engine accepted it."""
 
     request_id: str
-    reason: FinishReason  # of its first choice
+    reason: FinishReason  # of its first choice that was not aborted
     prompt_tokens: int
     completion_tokens: int  # all that were sent in chunks, a stop token among them
     cached_tokens: int = 0  # of the prompt, whose KV was there already

@@ -40,6 +40,7 @@ class Request:
     scheduled: float | None = None
     first_token: float | None = None
     cached: int = 0  # tokens of the prompt that were found in the prefix cache
+    turn: int = 0  # how many requests had asked for an image before it
     generated: int = 0  # tokens of all choices that were told
     search: BeamSearch | None = None
     alive: "list[Sequence]" = field(default_factory=list)
@@ -143,7 +144,7 @@ def from_request(message: Generate, now: float, eos: tuple[int, ...], model_len:
         sampling=sampling,
         image=message.image,
         tenant=message.tenant,
-        scope=message.scope,
+        scope=message.scope or f"tenant {message.tenant}",  # nobody shares unless told to
         policy=message.policy,
         priority=message.priority,
         choices=message.choices,

@@ -57,7 +57,7 @@ class Stepper:
         found = with_rows(order)
         for wanted in found:
             self._note(outcome, wanted)
-        readings = self._choose(outcome, found)
+        readings = self._choose(outcome, found) + _lost_beams(found)
         rows = sum(part.count for part in order)
         if rows >= PREFILL and readings:  # whose tokens a device has computed by now
             self._costs.note_step(rows, time.perf_counter() - began)
@@ -116,3 +116,10 @@ class Stepper:
         siblings = [self._scheduler.fork(sequence, i) for i in range(1, request.choices)]
         request.alive += siblings
         return [sequence, *siblings]
+
+
+def _lost_beams(found: Rows[Wanted]) -> list[Reading]:
+    """Readings of beams whose logits were no numbers: they have no likeliest tokens."""
+    sequences = (w.part.sequence for w in found if w.part.end == len(w.part.sequence.token_ids))
+    lost = (s for s in sequences if s.request.search is not None and not s.tops)
+    return [Reading(sequence, [None], sequence.computed) for sequence in lost]

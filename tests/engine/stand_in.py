@@ -163,7 +163,7 @@ class StandInResidency:
         self.near: set[str] = set()
         self.pins: set[str] = set()
         self.polls = 0
-        self.resident_bytes = self.budget_bytes = self.lacking_bytes = self.idle_bytes = 0
+        self.resident_bytes = self.budget_bytes = self.lacking_bytes = self.spare_bytes = 0
 
     @property
     def resident_count(self) -> int:

@@ -50,8 +50,9 @@ def test_what_was_generated_is_found_by_the_next_turn(rig: Start, stand_in: Modu
         ({"scope": "s", "image": A}, {"scope": "s", "image": B}),
         ({"scope": "s"}, {"scope": "s", "image": A}),
         ({"scope": "s" + A}, {"scope": "s", "image": A}),
+        ({"tenant": "x"}, {"tenant": "y"}),
     ],
-    ids=["tenants", "tenants with one image", "images", "base and image", "crafted"],
+    ids=["tenants", "tenants with one image", "images", "base and image", "crafted", "no scopes"],
 )
 def test_what_is_another_s_is_as_good_as_not_there(
     rig: Start, stand_in: ModuleType, first: dict[str, Any], second: dict[str, Any]

@@ -195,3 +195,24 @@ def test_a_search_can_be_aborted(rig: Start, stand_in: ModuleType) -> None:
     assert isinstance(end, Finished) and end.reason == "abort"
     assert not any(isinstance(event, Chunk) for event in subject.events)
     assert subject.holds_nothing()
+
+
+def test_logits_that_are_not_finite_fail_a_search(rig: Start, stand_in: ModuleType) -> None:
+    subject = rig()
+    subject.executor.poison = {63}
+    subject.add(stand_in.request("r", 1, 63, beams=Beams(width=2), max_tokens=4))
+    subject.drain()
+    assert isinstance(subject.end("r"), Failed)
+    assert subject.holds_nothing()
+
+
+def test_a_request_ends_for_the_reason_of_its_first_whole_choice(
+    rig: Start, stand_in: ModuleType
+) -> None:
+    subject = rig()
+    subject.add(stand_in.request("r", *PROMPT, choices=2, max_tokens=5, ignore_eos=True))
+    subject.step()
+    subject.engine.abort("r", 0)
+    subject.drain()
+    end = subject.end("r")
+    assert isinstance(end, Finished) and end.reason == "length"

@@ -243,3 +243,25 @@ def test_thousands_of_random_steps(
     assert min(stats.preemptions, stats.blocks_swapped_in, stats.cache_hit_tokens) > 0
     assert min(stats.accepted_tokens, stats.cache_evicted_blocks) > 0
     assert len(machine.limits) > 1, "the boundary has moved"
+
+
+def test_an_image_that_waits_for_memory_is_not_passed_for_ever(
+    stand_in: ModuleType, tmp_path: Path
+) -> None:
+    machine = Machine(stand_in, tmp_path)
+    options = {key: values[0] for key, values in OPTIONS.items()} | {"ignore_eos": True}
+    *hot, cold = machine.images
+    for _ in range(1200):
+        flying = [m.image for n, m in machine.asked.items() if n not in machine.ends]
+        for place, image in enumerate(hot):
+            for _ in range(2 - flying.count(image)):
+                machine.add([5, 6], 20, place, options)
+        if cold not in flying:
+            machine.add([5, 6], 2, 3, options)
+        machine.pool.run()
+        machine.step()
+        if any(m.image == cold and n in machine.ends for n, m in machine.asked.items()):
+            break
+    else:
+        raise AssertionError("images in use keep another out")
+    machine.drain()

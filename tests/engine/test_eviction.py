@@ -52,6 +52,17 @@ def test_what_nobody_used_nobody_keeps() -> None:
     assert digests(order) == "ba"
 
 
+def test_an_image_that_is_kept_on_and_off_has_one_place() -> None:
+    order = EvictionOrder(tenant_minimum=1)
+    for now, digest in enumerate("ab"):
+        order.use(digest, "x")
+        order.rest(digest, now)
+    for _ in range(3):
+        order.use("b", "y")
+        order.use("b", "x")
+    assert digests(order) == "a"
+
+
 def test_dead_entries_do_not_pile_up() -> None:
     order = EvictionOrder()
     for now in range(10 * SLACK):
@@ -109,4 +120,4 @@ class OrderMachine(RuleBasedStateMachine):
 
 
 TestOrderMachine = OrderMachine.TestCase
-TestOrderMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestOrderMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -4,6 +4,7 @@ import runpy
 from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -11,10 +12,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from loraplex.engine.image_fetcher import Failure, Loaded, Located
 from loraplex.engine.image_places import State
+from loraplex.engine.images import ImageHeader
+from loraplex.engine.protocol import Part
+from loraplex.engine.residency import Residency
 
 KIT = runpy.run_path(str(Path(__file__).with_name("residency_kit.py")))
-KIB, House, damage = itemgetter("KIB", "House", "damage")(KIT)
+BASE, KIB, House, ManualPool, damage = itemgetter("BASE", "KIB", "House", "ManualPool", "damage")(
+    KIT
+)
 
 
 class ResidencyMachine(RuleBasedStateMachine):
@@ -141,6 +148,69 @@ class ResidencyMachine(RuleBasedStateMachine):
             house.settle()
         assert residency.held_bytes == residency.loading_count == residency.lacking_bytes == 0
         self.temporary.cleanup()
+
+
+class MemoryFetcher:
+    """Images without files: number n takes n % 7 + 1 bytes, and some cannot be had."""
+
+    limit_bytes = 30
+
+    def locate(self, digest: str, parts: tuple[Part, ...]) -> Located | Failure:
+        number = int(digest)
+        if number % 11 == 3:
+            return Failure("image_missing", digest)
+        size = number % 7 + 1
+        return Located((), False, ImageHeader(BASE, "bf16", size, ()), size, size)
+
+    def read(self, digest: str, located: Located) -> Loaded | Failure:
+        broken = int(digest) % 13 == 5
+        return Failure("image_corrupt", digest) if broken else Loaded(digest)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_books_agree_over_many_random_steps(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    random, pool, running = Random(seed), ManualPool(), list[Callable[[], None]]()
+    device, held, now = set[str](), list[str](), [0.0]
+
+    def load(digest: str, _: object) -> None:
+        if int(digest) % 17 == 9:
+            raise MemoryError
+        assert digest not in device
+        device.add(digest)
+
+    residency = Residency(
+        MemoryFetcher(), budget_bytes=20, load=load, unload=device.remove, wake=lambda: None,
+        clock=lambda: now[0], ttl_s=30, tenant_minimum=1, pool=pool,
+    )  # fmt: skip
+    caplog.set_level("CRITICAL")
+    for _ in range(5000):
+        digest = str(min(int(random.expovariate(0.1)), 60))
+        match random.choices(range(8), (6, 6, 2, 1, 1, 8, 8, 8))[0]:
+            case 0 if len(held) < 12:
+                residency.acquire(digest, random.choice("xyz"))
+                held.append(digest)
+            case 1 if held:
+                residency.release(held.pop(random.randrange(len(held))))
+            case 2:
+                residency.prefetch(digest)
+            case 3:
+                residency.pin(digest, random.random() < 0.4)
+            case 4:
+                kept = residency.resident_bytes - residency.idle_bytes
+                residency.set_budget(random.randint(max(10, kept), 30))
+            case 5:
+                running += filter(None, [pool.begin()])
+            case 6 if running:
+                running.pop(random.randrange(len(running)))()
+            case 7:
+                now[0] += random.random()
+                residency.poll()
+        residency.check_integrity()
+        assert residency.resident_count == len(device)
+    while held:
+        residency.release(held.pop())
+    residency.check_integrity()
+    assert residency.held_bytes == residency.loading_count == 0
 
 
 TestResidencyMachine = ResidencyMachine.TestCase
