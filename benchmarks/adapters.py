@@ -47,8 +47,13 @@ def make_images(
     return digests
 
 
-def write_peft(base: BaseManifest, target: Path, seed: int, rank: int = RANK) -> None:
-    """Write an adapter as PEFT does: a configuration, and A `[r, in]` and B `[out, r]` in fp32."""
+def write_peft(
+    base: BaseManifest, target: Path, seed: int, rank: int = RANK, **options: object
+) -> None:
+    """Write an adapter as PEFT does: a configuration, and A `[r, in]` and B `[out, r]` in fp32.
+
+    `options` go into the configuration, such as other `target_modules` than all linears.
+    """
     target.mkdir(parents=True)
     config = {
         "peft_type": "LORA",
@@ -57,11 +62,13 @@ def write_peft(base: BaseManifest, target: Path, seed: int, rank: int = RANK) ->
         "r": rank,
         "lora_alpha": 2 * rank,
         "target_modules": sorted(base.modules),
+        **options,
     }
     (target / "adapter_config.json").write_text(json.dumps(config))
     random, tensors = np.random.default_rng(seed), {}
     for layer in range(base.num_layers):
-        for module, (wide_in, wide_out) in base.modules.items():
+        for module in config["target_modules"]:
+            wide_in, wide_out = base.modules[module]
             block = BLOCK_OF.get(module, "self_attn")
             name = f"base_model.model.model.layers.{layer}.{block}.{module}"
             for part, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank))):

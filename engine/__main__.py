@@ -16,9 +16,11 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from loraplex.engine import report
 from loraplex.engine import settings as knobs
 from loraplex.engine.assembly import engine_on
 from loraplex.engine.core import Engine
+from loraplex.engine.executor import Executor
 from loraplex.engine.images import BaseManifest, ImageStore
 from loraplex.engine.load import load_executor
 from loraplex.engine.log import configure
@@ -66,8 +68,26 @@ def serve(options: argparse.Namespace, settings: knobs.EngineSettings) -> None:
             engine_on(executor, settings, manifest, store, cache, waker.set)
         )
         worker = Worker(engine, options.endpoint, waker)
+        _report(executor, engine, settings, manifest)
         log.info("loaded in %.1f s: %s", time.monotonic() - started, _summary(engine))
         _run(worker)
+
+
+def _report(
+    executor: Executor, engine: Engine, settings: knobs.EngineSettings, manifest: BaseManifest
+) -> None:
+    """Tell what fits into the engine's memory, and what could be set better."""
+    ready = engine.describe(epoch="")
+    capacity = report.Capacity(
+        block_size=executor.block_size,
+        block_bytes=executor.block_bytes,
+        blocks=ready.kv_capacity_tokens // executor.block_size,
+        memory_bytes=executor.memory_bytes,
+        swap_slots=executor.swap_slots,
+        model_len=ready.max_model_len,
+        base_len=manifest.max_position_embeddings,
+    )
+    report.tell(report.describe_capacity(settings, capacity), report.advise(settings, capacity))
 
 
 def _run(worker: Worker) -> None:

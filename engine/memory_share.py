@@ -12,6 +12,7 @@ from loraplex.engine.images import BaseManifest
 from loraplex.engine.residency import Residency
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.settings import EngineSettings
+from loraplex.engine.sizing import sure_blocks
 
 
 class MemoryShare:
@@ -61,7 +62,13 @@ class MemoryShare:
 
 def model_len(executor: Executor, settings: EngineSettings, manifest: BaseManifest) -> int:
     """Tokens that a sequence may have; raises `SettingsError` for what cannot fit."""
-    capacity = executor.num_blocks * executor.block_size
+    sure = sure_blocks(
+        settings,
+        num_blocks=executor.num_blocks,
+        block_bytes=executor.block_bytes,
+        memory_bytes=executor.memory_bytes,
+    )
+    capacity = sure * executor.block_size
     return settings.fit_model_len(manifest.max_position_embeddings, capacity)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 from pydantic_core import PydanticUndefined
+from typer.testing import CliRunner
 
 from loraplex.engine.settings import EngineSettings
 from loraplex.platform.cli import app
@@ -48,6 +49,38 @@ def test_the_table_of_settings_is_the_settings() -> None:
     table = [line for line in text.splitlines() if line.startswith("| `")]
     expected = [*_platform_rows(), *_engine_rows()]
     assert table == expected, "the table should be:\n" + "\n".join(expected)
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(EngineSettings), ids=lambda f: f.name)
+def test_serve_has_an_option_for_each_knob_of_the_engine(field: dataclasses.Field[Any]) -> None:
+    options = {
+        option.name: option for option in typer.main.get_command(app).commands["serve"].params
+    }
+    option, names = options[field.name], (field.name, *field.metadata["aliases"])
+    assert {*option.opts} == {f"--{name.replace('_', '-')}" for name in names}
+    assert option.help == _sentence(field.metadata["help"])
+    assert option.default is None
+
+
+def test_serve_passes_on_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+    monkeypatch.setattr("loraplex.platform.serve.run", lambda *given: heard.append(given))
+    monkeypatch.setenv("LORAPLEX_ENGINE__MAX_WAITING", "7")
+    monkeypatch.setenv("LORAPLEX_ENGINE__MAX_NUM_SEQS", "8")
+    words = "--model m --name n --max-num-seqs 9 --gpu-memory-utilization 0.9 --cores 0-1"
+    words += " --no-enable-prefix-caching --swap-space 0"
+    done = CliRunner().invoke(app, ["serve", *words.split()])
+    assert done.exit_code == 0, done.output
+    ((settings, name),) = heard
+    assert (settings.model, name) == ("m", "n")
+    assert settings.engine == {
+        "max_waiting": "7",
+        "max_num_seqs": 9,
+        "memory_utilization": 0.9,
+        "swap_space": 0.0,
+        "enable_prefix_caching": False,
+        "cores": "0-1",
+    }
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

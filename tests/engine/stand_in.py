@@ -65,9 +65,16 @@ class HashExecutor:
     name, device, dtype = "hash", "cpu", "float32"
     block_bytes = 1 << 10
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 4, swap_slots: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        swap_slots: int = 0,
+        memory_blocks: int | None = None,
+    ) -> None:
+        """Images have a quarter of the memory beside the blocks, unless it is said how much."""
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.memory_bytes = num_blocks * self.block_bytes
+        self.memory_bytes = (memory_blocks or -(-num_blocks * 4 // 3)) * self.block_bytes
         self.swap_slots, self.blocks = swap_slots, num_blocks
         self.images: dict[str, int] = {}  # and what each takes
         self.batches: list[Batch] = []

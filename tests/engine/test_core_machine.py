@@ -55,7 +55,7 @@ class Machine:
             stand_in.make_image(store, folder, seed, rank=24, invocation=each)
             for seed, each in enumerate(invocations)
         ]
-        self.executor = stand_in.HashExecutor(num_blocks=12, swap_slots=6)
+        self.executor = stand_in.HashExecutor(12, swap_slots=6, memory_blocks=12)
         knobs = EngineSettings(
             max_num_seqs=4, max_num_batched_tokens=8, max_waiting=8, max_model_len=28
         )
