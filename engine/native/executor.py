@@ -101,7 +101,8 @@ class NativeExecutor:
 
     def image_bytes(self, header: ImageHeader) -> int:
         """See `Executor`."""
-        return packed_bytes(header, self._base.config.num_layers, self._library)
+        config = self._base.config
+        return packed_bytes(header, config.num_layers, projection_sizes(config), self._library)
 
     def copy_blocks(self, pairs: Pairs) -> None:
         """See `Executor`."""

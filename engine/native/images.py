@@ -8,9 +8,12 @@ to know digests, and where images lie.
 """
 
 import ctypes
+import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loraplex.engine.images import (
     ALIGNMENT,
@@ -32,21 +35,24 @@ WORD = 8  # bytes of each field of a struct
 SLICES = [3, 8, 13]  # where the slices of a `LoraProjection` begin, in words
 POINTERS = [0, 1, *(start + field for start in SLICES for field in range(3))]  # a, scale; b, …
 
-Sizes = Mapping[str, tuple[int, tuple[int, ...]]]  # of a projection: in, and out of its linears
+Size = tuple[int, tuple[int, ...]]  # of a projection: in, and out of its linears
+Sizes = Mapping[str, Size]
+Jobs = NDArray[np.int64]
 
 
-def packed_bytes(header: ImageHeader, layers: int, library: Library) -> int:
-    """Bytes of an image once it is packed for a model of `layers` layers."""
-    kind, total = KINDS[header.dtype], _arrays_at(layers)
-    for entry in header.entries:
-        ranks = sum(part.rank for part in entry.slices)
-        total += aligned(library.packed_bytes(kind, ranks, entry.in_features)) if ranks else 0
-        total += aligned(4 * ranks)
-        for part in entry.slices:
-            out = part.out_features
-            total += aligned(library.packed_bytes(kind, out, part.rank)) if part.rank else 0
-            total += sum(aligned(4 * out) for row in (part.gain, part.bias) if row >= 0)
-    return -(-total // ALIGNMENT) * ALIGNMENT
+@dataclass(frozen=True)
+class Layout:
+    """How images with one header are packed: what goes where, in bytes from both beginnings."""
+
+    nbytes: int
+    head: Bytes  # the structs
+    matrices: Jobs  # [n, 6], see `Library.pack_all`
+    rows: Jobs  # [n, 3], see `Library.copy_all`
+
+
+def packed_bytes(header: ImageHeader, layers: int, sizes: Sizes, library: Library) -> int:
+    """Bytes of an image once it is packed for a model of `layers` layers; raises `ImageError`."""
+    return _layout(header, layers, tuple(sizes.items()), library).nbytes
 
 
 def pack_image(
@@ -54,10 +60,18 @@ def pack_image(
 ) -> Bytes:
     """Pack an image for a model of `layers` layers; the block is not kept.
 
-    Raises `ImageError` when the image does not fit the model or its own block.
+    Nearly all of it runs without Python's lock, for a step may be running. Raises `ImageError` when
+    the image does not fit the model or its own block.
     """
-    _check(header, len(block), layers, sizes)
-    return _Packer(header, block, layers, library).pack(header.entries)
+    layout = _layout(header, layers, tuple(sizes.items()), library)
+    if len(block) != header.block_bytes:
+        raise ImageError("the image's block is not as long as its header says")
+    source, image = np.frombuffer(block, np.uint8), _zeroes(layout.nbytes)
+    image[: len(layout.head)] = layout.head
+    places = source.ctypes.data, image.ctypes.data
+    library.pack_all(KINDS[header.dtype], layout.matrices, *places)
+    library.copy_all(layout.rows, *places)
+    return image
 
 
 def relocate(image: Bytes, layers: int, distance: int) -> None:
@@ -80,23 +94,34 @@ def _arrays_at(layers: int) -> int:
     return TABLE + aligned(_table_bytes(layers))
 
 
-class _Packer:
-    def __init__(
-        self, header: ImageHeader, block: bytearray, layers: int, library: Library
-    ) -> None:
-        self._kind, self._library = KINDS[header.dtype], library
-        self._block = np.frombuffer(block, np.uint8)
-        self._image = _zeroes(packed_bytes(header, layers, library))
-        self._image[: 2 * WORD].view(np.int64)[:] = self._kind, TABLE
-        projections = abi.LoraProjection * (layers * len(ORDER))
-        self._projections = projections.from_buffer(self._image.data, TABLE)
-        self._used = _arrays_at(layers)
+@functools.lru_cache(maxsize=64)
+def _layout(
+    header: ImageHeader, layers: int, sizes: tuple[tuple[str, Size], ...], library: Library
+) -> Layout:
+    """Adapters of one kind have equal headers: laid out once for all of them."""
+    _check(header, layers, dict(sizes))
+    return _Planner(header, layers, library).plan(header.entries)
 
-    def pack(self, entries: tuple[Entry, ...]) -> Bytes:
+
+class _Planner:
+    def __init__(self, header: ImageHeader, layers: int, library: Library) -> None:
+        self._kind, self._library = KINDS[header.dtype], library
+        self._head = np.zeros(_arrays_at(layers), np.uint8)
+        self._head[: 2 * WORD].view(np.int64)[:] = self._kind, TABLE
+        projections = abi.LoraProjection * (layers * len(ORDER))
+        self._projections = projections.from_buffer(self._head.data, TABLE)
+        self._used = len(self._head)
+        self._matrices: list[tuple[int, ...]] = []
+        self._rows: list[tuple[int, int, int]] = []
+
+    def plan(self, entries: tuple[Entry, ...]) -> Layout:
         for entry in entries:
             place = entry.layer * len(ORDER) + ORDER.index(entry.projection)
             self._projections[place] = self._projection(entry)
-        return self._image
+        nbytes = -(-self._used // ALIGNMENT) * ALIGNMENT
+        matrices = np.array(self._matrices, np.int64).reshape(-1, 6)
+        rows = np.array(self._rows, np.int64).reshape(-1, 3)
+        return Layout(nbytes, self._head, matrices, rows)
 
     def _projection(self, entry: Entry) -> abi.LoraProjection:
         ranks = sum(part.rank for part in entry.slices)
@@ -123,15 +148,14 @@ class _Packer:
 
     def _matrix(self, offset: int, shape: tuple[int, int], strides: tuple[int, int]) -> int:
         place = self._take(self._library.packed_bytes(self._kind, *shape))
-        source, target = (bytes_.ctypes.data for bytes_ in (self._block, self._image))
-        self._library.pack(self._kind, source + offset, shape, strides, target + place)
+        self._matrices.append((offset, *shape, *strides, place))
         return place
 
     def _row(self, offset: int, length: int) -> int | None:
         if offset < 0:
             return None
         place = self._take(4 * length)
-        self._image[place : place + 4 * length] = self._block[offset : offset + 4 * length]
+        self._rows.append((offset, place, 4 * length))
         return place
 
     def _take(self, nbytes: int) -> int:
@@ -147,8 +171,8 @@ def _zeroes(nbytes: int) -> Bytes:
     return found[start : start + nbytes]
 
 
-def _check(header: ImageHeader, block_bytes: int, layers: int, sizes: Sizes) -> None:
-    seen = set()
+def _check(header: ImageHeader, layers: int, sizes: Sizes) -> None:
+    seen, block_bytes = set(), header.block_bytes
     for entry in header.entries:
         name = f"the image's {entry.projection} of layer {entry.layer}"
         if not _fits(entry, layers, sizes) or (entry.layer, entry.projection) in seen:

@@ -107,6 +107,11 @@ int64_t lpx_packed_bytes(int64_t kind, int64_t n, int64_t k);
 // `to` 64-byte aligned.
 void lpx_pack(int64_t kind, const void* source, int64_t n, int64_t k, int64_t stride_n,
               int64_t stride_k, void* to);
+// Pack matrices of one kind: jobs[count][6] are source, n, k, stride_n, stride_k and target of
+// each, as for lpx_pack, but source and target in bytes from `source` and `to`.
+void lpx_pack_all(int64_t kind, int64_t count, const int64_t* jobs, const void* source, void* to);
+// Copy jobs[count][3]: source and target, in bytes from `source` and `to`, and how many bytes.
+void lpx_copy_all(int64_t count, const int64_t* jobs, const void* source, void* to);
 int64_t lpx_kv_block_bytes(const loraplex::Model*);
 // A step's threads and scratch memory. cores[threads] to pin to, or null; the caller's thread is
 // the first.

@@ -9,6 +9,9 @@ import functools
 import logging
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int64, c_void_p
 
+import numpy as np
+from numpy.typing import NDArray
+
 from loraplex.kernels.cpu.build import BuildError, NoCompiler, build
 from loraplex.kernels.cpu.isa import BY_NAME, Isa, candidates
 
@@ -142,6 +145,18 @@ class Library:
         """
         self._library.lpx_pack(kind, source, *shape, *strides, to)
 
+    def pack_all(self, kind: int, jobs: NDArray[np.int64], source: int, to: int) -> None:
+        """Pack matrices of one kind; other Python threads run meanwhile.
+
+        Jobs `[count, 6]` are source, n, k, strides and target, as for `pack`, but source and target
+        in bytes from the addresses `source` and `to`.
+        """
+        self._library.lpx_pack_all(kind, len(jobs), jobs.ctypes.data, source, to)
+
+    def copy_all(self, jobs: NDArray[np.int64], source: int, to: int) -> None:
+        """Copy, for jobs `[count, 3]`: source, target (bytes from the addresses) and bytes."""
+        self._library.lpx_copy_all(len(jobs), jobs.ctypes.data, source, to)
+
     def kv_block_bytes(self, model: Model) -> int:
         """Bytes of one KV block of all layers."""
         return int(self._library.lpx_kv_block_bytes(ctypes.byref(model)))
@@ -170,6 +185,8 @@ def _declare(library: ctypes.CDLL) -> None:
         "lpx_has_bf16": (i64, ()),
         "lpx_packed_bytes": (i64, (i64, i64, i64)),
         "lpx_pack": (None, (i64, address, i64, i64, i64, i64, address)),
+        "lpx_pack_all": (None, (i64, i64, address, address, address)),
+        "lpx_copy_all": (None, (i64, address, address, address)),
         "lpx_kv_block_bytes": (i64, (address,)),
         "lpx_start": (address, (address, i64, i64, i64, address)),
         "lpx_step": (None, (address, address)),

@@ -5,6 +5,8 @@
 // panels of a product, the rows of a norm and the tiles of attention, and meet at barriers. It
 // knows packed weights, block tables and segments; it refuses to know requests, files and Python.
 // One step at a time for each lpx_start.
+#include <cstring>
+
 #include "attend.h"
 #include "head.h"
 #include "pack.h"
@@ -122,6 +124,17 @@ void lpx_pack(int64_t kind, const void* source, int64_t n, int64_t k, int64_t st
     pack_matrix<int8_t>({(const int8_t*)source, n, k, stride_n, stride_k}, kind, (char*)to);
   else
     pack_matrix<bf16>({(const bf16*)source, n, k, stride_n, stride_k}, kind, (char*)to);
+}
+
+void lpx_pack_all(int64_t kind, int64_t count, const int64_t* jobs, const void* source, void* to) {
+  for (const int64_t* job = jobs; job < jobs + 6 * count; job += 6)
+    lpx_pack(kind, (const char*)source + job[0], job[1], job[2], job[3], job[4],
+             (char*)to + job[5]);
+}
+
+void lpx_copy_all(int64_t count, const int64_t* jobs, const void* source, void* to) {
+  for (const int64_t* job = jobs; job < jobs + 3 * count; job += 3)
+    std::memcpy((char*)to + job[1], (const char*)source + job[0], (size_t)job[2]);
 }
 
 int64_t lpx_kv_block_bytes(const Model* m) { return Cache(*m).block_bytes; }

@@ -16,6 +16,7 @@ from loraplex.engine.images import (
     Slice,
     read_image,
 )
+from loraplex.engine.model.adapter import projection_sizes
 from loraplex.engine.native.images import POINTERS, WORD, packed_bytes
 from loraplex.kernels.cpu.library import LoraProjection, LoraSlice, load_library
 
@@ -86,7 +87,7 @@ def test_packing_adds_next_to_nothing(
     lora = {key: part for key, part in whole.items() if key[1] in linears}
     path = tmp_path / "image"
     header, _ = read_image(path, native_kit.write_image(path, config, lora, "bf16"))
-    taken = packed_bytes(header, config.num_layers, library)
+    taken = packed_bytes(header, config.num_layers, projection_sizes(config), library)
     assert taken <= 1.02 * path.stat().st_size
 
 
