@@ -31,6 +31,7 @@ from loraplex.platform.db.session import Database
 from loraplex.platform.keys import KeyRing
 from loraplex.platform.limits import Limiter
 from loraplex.platform.metrics import Metrics
+from loraplex.platform.scopes import Scopes
 from loraplex.platform.settings import Settings
 from loraplex.platform.text import Vocabulary
 from loraplex.platform.uploads import Gate
@@ -66,7 +67,8 @@ def create_app(
         limiter=limiter,
         engine=engine,
         gate=gate,
-        metrics=Metrics(engine),
+        metrics=Metrics(engine, settings.metrics_tenants),
+        scopes=Scopes(settings.scope_key(), settings.share_base, settings.share_public),
         started_at=int(time.time()),
     )
     app = FastAPI(

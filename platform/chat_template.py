@@ -9,6 +9,7 @@ know tokens and requests.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from loraplex.platform.errors import BadRequest
+from loraplex.platform.hermes import OPEN, spell_out
 
 SPECIAL_TOKENS = (
     "bos_token",
@@ -32,6 +34,16 @@ SPECIAL_TOKENS = (
 )
 
 
+PROBE_TEXT = "Mind the tools."
+PROBE = {"role": "user", "content": "Hello"}
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "A probe.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -46,37 +58,75 @@ FAILURES = (
 class ChatTemplate:
     """Renders messages (`{"role", "content", …}`, contents of plain text) to a prompt."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile a template; raises `jinja2.TemplateSyntaxError`."""
-        self._template = _environment().from_string(source)
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None
+    ) -> None:
+        """Compile a template, and the one for chats with tools if it is another.
+
+        Raises `jinja2.TemplateSyntaxError`.
+        """
+        environment = _environment()
+        self._template = environment.from_string(source)
+        self._tool_template = environment.from_string(
+            source if tool_source is None else tool_source
+        )
         self._special_tokens = dict(special_tokens)
 
     @classmethod
     def load(cls, model_dir: Path) -> "ChatTemplate | None":
         """The template of a model directory, None if it has none; raises `ValueError` if broken."""
         config = _read_json(model_dir / "tokenizer_config.json")
-        source = _find_source(model_dir, config)
-        if source is None:
+        sources = _find_sources(model_dir, config)
+        if "default" not in sources:
             return None
         try:
-            return cls(source, _special_tokens(config))
+            return cls(sources["default"], _special_tokens(config), sources.get("tool_use"))
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template in {model_dir} is broken: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt, ready for the assistant's turn; `BadRequest` if the template refuses."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """The prompt, ready for the assistant's turn; `BadRequest` if the template refuses.
+
+        Tools are the template's own matter where it writes calls as `hermes.py` does; else they are
+        spelled out in the messages.
+        """
+        if not self._takes_tools:
+            messages, tools = spell_out(messages, tools, system=self._takes_system), ()
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            )
+            return self._render(messages, tools)
         except FAILURES as error:
             raise BadRequest(
                 f"This model's chat template refuses these messages: {error}", param="messages"
             ) from error
+
+    @cached_property
+    def _takes_tools(self) -> bool:
+        try:
+            return OPEN in self._render([PROBE], [PROBE_TOOL])
+        except FAILURES:
+            return False
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether a system message's text is in what it renders."""
+        try:
+            return PROBE_TEXT in self._render([{"role": "system", "content": PROBE_TEXT}, PROBE])
+        except FAILURES:
+            return False
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        template = self._tool_template if tools else self._template
+        return template.render(
+            messages=[dict(message) for message in messages],
+            tools=list(tools) or None,
+            documents=None,
+            add_generation_prompt=True,
+            **self._special_tokens,
+        )
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -89,16 +139,16 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _find_source(model_dir: Path, config: dict[str, Any]) -> str | None:
-    """The template's own file, else the text (or the one named "default") in the config."""
+def _find_sources(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Templates by name: the config's, one of which a file of its own may replace."""
+    source = config.get("chat_template")
+    alone: list[dict[str, Any]] = [{"name": "default", "template": source}]
+    named = source if isinstance(source, list) else alone
+    sources: dict[str, Any] = {entry["name"]: entry["template"] for entry in named}
     file = model_dir / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
+        sources["default"] = file.read_text(encoding="utf-8")
+    return {name: text for name, text in sources.items() if isinstance(text, str)}
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

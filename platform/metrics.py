@@ -1,8 +1,9 @@
 """What Prometheus is told: HTTP requests, generations, and the engine's own counts.
 
 Names follow vLLM's where they mean the same, with the prefix `loraplex_`. Labels come from small
-fixed sets (methods, route templates, statuses, kinds of limits): no key, tenant or adapter is in
-one. Each `Metrics` has a registry of its own, so that two apps in one process do not mix.
+fixed sets (methods, route templates, statuses, kinds of limits), but for the ids of the tenants
+that had the most service, as many as the operator wants; no key and no adapter is in one. Each
+`Metrics` has a registry of its own, so that two apps in one process do not mix.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,17 +18,28 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.protocol import ROW_BUCKETS, Stats
+from loraplex.engine.protocol import ROW_BUCKETS, Service, Stats
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+TENANT_GAUGES = (  # name, text, field of `Service`
+    ("requests_running", "Sequences of a tenant in the batch.", "running"),
+    ("requests_waiting", "Requests of a tenant that wait.", "waiting"),
+    ("kv_blocks", "KV-cache blocks that a tenant's sequences hold.", "kv_blocks"),
+    ("service", "Virtual tokens: cost over weight, lifted after idleness.", "counter"),
+)
+TENANT_COUNTERS = (
+    ("prompt_tokens", "Prompt tokens computed for a tenant.", "prompt_tokens"),
+    ("generation_tokens", "Tokens generated for a tenant.", "generated_tokens"),
+    ("cached_tokens", "A tenant's prompt tokens found in the cache.", "cached_tokens"),
+)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """Counters of one app, and a view of its engine's statistics."""
+    """Counters of one app, and a view of its engine's statistics with the busiest `tenants`."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, tenants: int = 0) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "loraplex_http_requests",
@@ -54,7 +66,7 @@ class Metrics:
             buckets=SECONDS,
             registry=self._registry,
         )
-        self._registry.register(EngineCollector(engine))
+        self._registry.register(EngineCollector(engine, tenants))
 
     def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one HTTP request; `route` is a template, not a path."""
@@ -78,8 +90,8 @@ class Metrics:
 class EngineCollector(Collector):
     """Reads the engine's last `Stats` whenever Prometheus asks."""
 
-    def __init__(self, engine: EngineClient) -> None:
-        self._engine = engine
+    def __init__(self, engine: EngineClient, tenants: int) -> None:
+        self._engine, self._tenants = engine, tenants
 
     def describe(self) -> Iterable[Metric]:
         """Names are taken from `collect`, since no engine need be up for it."""
@@ -95,15 +107,21 @@ class EngineCollector(Collector):
         for name, text, count in _counters(stats):
             yield CounterMetricFamily(f"loraplex_{name}", text, count)
         yield from _histograms(stats)
+        yield from _by_tenant(stats.tenants[: self._tenants])
 
 
 def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
-    used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+    used = _share(stats.kv_blocks_used, stats.kv_blocks_total)
+    swapped = _share(stats.swap_blocks_used, stats.swap_blocks_total)
     return [
         ("num_requests_running", "Requests in the engine's batch.", stats.running),
         ("num_requests_waiting", "Requests waiting for room in the batch.", stats.waiting),
         ("num_requests_loading", "Requests waiting for their adapter's image.", stats.loading),
         ("kv_cache_usage_perc", "Share of KV-cache blocks in use, 0 to 1.", used),
+        ("kv_blocks", "KV-cache blocks now; images may take some.", stats.kv_blocks_total),
+        ("kv_blocks_cached", "Blocks that only the prefix cache holds.", stats.kv_blocks_cached),
+        ("swap_usage_perc", "Share of the host's blocks in use, 0 to 1.", swapped),
+        ("images_pinned", "Adapter images that are never evicted.", stats.images_pinned),
         ("images_resident", "Adapter images in the engine's memory.", stats.images_resident),
         ("image_bytes", "Bytes of those images.", stats.image_bytes),
         ("image_budget_bytes", "Bytes that images may take.", stats.image_budget_bytes),
@@ -122,7 +140,40 @@ def _counters(stats: Stats) -> list[tuple[str, str, float]]:
             "Times a running request had to give up its blocks.",
             stats.preemptions,
         ),
+        (
+            "prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            stats.cache_queried_tokens,
+        ),
+        ("prefix_cache_hits", "Prompt tokens found in it.", stats.cache_hit_tokens),
+        ("prefix_cache_evicted_blocks", "Blocks it gave up.", stats.cache_evicted_blocks),
+        ("swapped_out_blocks", "Blocks copied to the host's memory.", stats.blocks_swapped_out),
+        ("swapped_in_blocks", "Blocks copied back.", stats.blocks_swapped_in),
+        (
+            "spec_decode_num_draft_tokens",
+            "Tokens that were looked up and tried.",
+            stats.drafted_tokens,
+        ),
+        ("spec_decode_num_accepted_tokens", "Those that were right.", stats.accepted_tokens),
     ]
+
+
+def _by_tenant(services: tuple[Service, ...]) -> Iterator[Metric]:
+    """What each tenant has and had of the engine."""
+    for name, text, field in TENANT_GAUGES:
+        family = GaugeMetricFamily(f"loraplex_tenant_{name}", text, labels=("tenant",))
+        for service in services:
+            family.add_metric((service.tenant,), getattr(service, field))
+        yield family
+    for name, text, field in TENANT_COUNTERS:
+        counter = CounterMetricFamily(f"loraplex_tenant_{name}", text, labels=("tenant",))
+        for service in services:
+            counter.add_metric((service.tenant,), getattr(service, field))
+        yield counter
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 def _histograms(stats: Stats) -> Iterator[Metric]:

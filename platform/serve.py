@@ -33,6 +33,7 @@ from loraplex.platform.uploads import Gate
 DRAIN_S = 10  # for requests in flight when the server is told to stop
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S104 (compared with)
 LOG_PREFIX = re.compile(r"^\S+Z INFO \S+ ")  # time, level and logger
+REPORT = re.compile(r"^\S+Z (INFO|WARNING) engine\.report ")  # of memory, and advice
 CHATTY = ("alembic", "httpx", "uvicorn")
 
 
@@ -135,9 +136,16 @@ class House:
         return banner(found, await demo.adapter_names(gate.db, found.tenant_id), gate.base.name)
 
     def _hear_engine(self, line: str) -> None:
-        """Show the engine's log: as it is once it runs, without its prefix while it starts."""
-        running = self._server is not None
-        self._engine_report(line if running else LOG_PREFIX.sub("", line))
+        """Show the engine's log: as it is once it runs, without its prefix while it starts.
+
+        What the start reports of memory is to stay, where other lines are replaced by the next.
+        """
+        if self._server is not None:
+            self._engine_report(line)
+        elif REPORT.match(line):
+            self._steps.say(f"  {REPORT.sub('', line)}")
+        else:
+            self._engine_report(LOG_PREFIX.sub("", line))
 
     async def _serve(self, app: FastAPI, listener: socket, lines: list[str]) -> None:
         config = uvicorn.Config(

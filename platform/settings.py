@@ -67,6 +67,18 @@ class Settings(BaseSettings):
         SecretStr | None,
         Field(min_length=16, description="Secret that API keys are hashed with; default: a file."),
     ] = None
+    scope_secret: Annotated[
+        SecretStr | None,
+        Field(
+            min_length=16, description="Secret that keeps tenants' caches apart; default: a file."
+        ),
+    ] = None
+    share_base: Annotated[
+        bool, Field(description="Let tenants share cached prompts of the bare base.")
+    ] = False
+    share_public: Annotated[
+        bool, Field(description="Let tenants share cached prompts of public adapters.")
+    ] = False
     max_upload_bytes: Annotated[
         int, Field(ge=1, description="Largest adapter upload, packed or unpacked.")
     ] = 512 << 20
@@ -83,6 +95,9 @@ class Settings(BaseSettings):
     lease_s: Annotated[
         float, Field(gt=0, description="Seconds a crashed request keeps its concurrency slot.")
     ] = 45.0
+    metrics_tenants: Annotated[
+        int, Field(ge=0, le=1000, description="Tenants shown in `/metrics`, the busiest ones.")
+    ] = 20
     engine: Annotated[
         dict[str, Any], Field(default_factory=dict, description="Knobs passed to the engine.")
     ]
@@ -134,9 +149,16 @@ class Settings(BaseSettings):
 
     def pepper(self) -> bytes:
         """The secret that keys are hashed with; made once, at `secrets/pepper`, mode 0600."""
-        if self.key_pepper is not None:
-            return self.key_pepper.get_secret_value().encode()
-        return read_or_make_secret(self._at("secrets", "pepper"))
+        return self._secret(self.key_pepper, "pepper")
+
+    def scope_key(self) -> bytes:
+        """The secret that cache scopes are made with; made once, at `secrets/scopes`, mode 0600."""
+        return self._secret(self.scope_secret, "scopes")
+
+    def _secret(self, given: SecretStr | None, name: str) -> bytes:
+        if given is not None:
+            return given.get_secret_value().encode()
+        return read_or_make_secret(self._at("secrets", name))
 
     def _at(self, *parts: str) -> Path:
         return self.data_dir.expanduser().absolute().joinpath(*parts)

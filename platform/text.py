@@ -8,6 +8,7 @@ requests and HTTP.
 
 import codecs
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,12 @@ class Decoder:
         return token in self._silent or token in self._vocabulary.special
 
 
+def pieces_of(vocabulary: Vocabulary, token_ids: Iterable[int]) -> list[str]:
+    """The characters that each token completes; none for special tokens."""
+    decoder = Decoder(vocabulary)
+    return [decoder.push(token) for token in token_ids]
+
+
 class StopStrings:
     """Ends a text before the first of several strings to be completed, across any chunk borders.
 
@@ -147,10 +154,11 @@ class StopStrings:
 
     def _undecided(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""
-        return max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        return max((overlap(self._held, stop) for stop in self._stops), default=0)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop` but is not all of it."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -16,9 +16,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from loraplex.engine.protocol import Finished
 from loraplex.platform.api.beside import beside, while_connected
+from loraplex.platform.api.choice import Delta
 from loraplex.platform.api.context import Context
-from loraplex.platform.api.forms import Json, Usage
-from loraplex.platform.api.generation import Delta, Generation
+from loraplex.platform.api.forms import Answered, Json, Usage
+from loraplex.platform.api.generation import Generation
 from loraplex.platform.api.job import Job
 from loraplex.platform.api.lease import admitted
 from loraplex.platform.errors import ApiError, TimedOut
@@ -36,8 +37,9 @@ class Answer(Response):
     def __init__(self, ctx: Context, job: Job) -> None:
         super().__init__()
         self._ctx, self._job = ctx, job
-        self._generation = Generation(ctx.engine, job.choices, job.prompt_tokens)
-        self._deltas: list[list[Delta]] = [[] for _ in job.choices]
+        self._generation = Generation(ctx.engine, job.runs)
+        self._choices = sum(len(run.choices) for run in job.runs)
+        self._deltas: list[list[Delta]] = [[] for _ in range(self._choices)]
         self._facts: dict[str, str] = {}  # headers
         self._started = False  # whether the response's head is sent
 
@@ -95,7 +97,7 @@ class Answer(Response):
         chunks = self._job.form.chunks(delta)
         if not self._started:
             await self._start(send)
-            chunks = self._job.form.opening(len(self._job.choices)) + chunks
+            chunks = self._job.form.opening(self._choices) + chunks
         await _send_body(send, b"".join(map(self._chunk, chunks)))
 
     async def _start(self, send: Send) -> None:
@@ -114,24 +116,28 @@ class Answer(Response):
         return _event(self._job.form.usage(self._usage())) + DONE
 
     def _whole(self) -> Response:
-        body = self._job.form.whole(self._deltas, self._usage())
-        return JSONResponse(body, headers=self._facts | _timings(self._job.choices[0].finished))
+        answers = [
+            Answered(self._deltas[choice.index], run.prompt_logprobs)
+            for run in self._job.runs
+            for choice in run.best(self._job.returned)
+        ]
+        body = self._job.form.whole(answers, self._usage())
+        return JSONResponse(body, headers=self._facts | self._timings(self._job.runs[0].finished))
+
+    def _timings(self, finished: Finished | None) -> dict[str, str]:
+        """What the engine tells of the first prompt; nothing where it died just after the end."""
+        if finished is None:
+            return {}
+        return {
+            "x-loraplex-cached-tokens": str(self._generation.cached_tokens),
+            "x-loraplex-queue-ms": f"{finished.queue_s * 1000:.1f}",
+            "x-loraplex-load-ms": f"{finished.load_s * 1000:.1f}",
+            "x-loraplex-first-token-ms": f"{finished.first_token_s * 1000:.1f}",
+        }
 
     def _usage(self) -> Usage:
         ran = self._generation
         return Usage(ran.prompt_tokens, ran.completion_tokens, ran.cached_tokens)
-
-
-def _timings(finished: Finished | None) -> dict[str, str]:
-    """What the engine tells of a completion; nothing of one that a stop string ended."""
-    if finished is None:
-        return {}
-    return {
-        "x-loraplex-cached-tokens": str(finished.cached_tokens),
-        "x-loraplex-queue-ms": f"{finished.queue_s * 1000:.1f}",
-        "x-loraplex-load-ms": f"{finished.load_s * 1000:.1f}",
-        "x-loraplex-first-token-ms": f"{finished.first_token_s * 1000:.1f}",
-    }
 
 
 def _event(data: Json) -> bytes:

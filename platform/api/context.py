@@ -12,6 +12,7 @@ from loraplex.platform.db.session import Database
 from loraplex.platform.keys import KeyRing
 from loraplex.platform.limits import Limiter
 from loraplex.platform.metrics import Metrics
+from loraplex.platform.scopes import Scopes
 from loraplex.platform.settings import Settings
 from loraplex.platform.text import Vocabulary
 from loraplex.platform.uploads import Gate
@@ -31,6 +32,7 @@ class Context:
     engine: EngineClient
     gate: Gate
     metrics: Metrics
+    scopes: Scopes
     started_at: int
 
     @property

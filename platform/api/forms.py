@@ -1,14 +1,14 @@
-"""The JSON of answers, whole or in chunks, as OpenAI writes it for chats and for completions.
+"""What the JSON of all answers has in common: identity, usage, and log-probabilities of prompts.
 
 Knows deltas, counts and shapes; refuses to know where deltas come from and how bytes are sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from loraplex.engine.protocol import TokenLogprob
-from loraplex.platform.api.generation import Delta, ShownToken
+from loraplex.platform.api.choice import Delta, ShownToken
 from loraplex.platform.text import Vocabulary
 
 Json = dict[str, Any]
@@ -40,12 +40,46 @@ class Usage:
 
 @dataclass(frozen=True)
 class Identity:
-    """What is the same in every part of an answer."""
+    """What is the same in every part of an answer, and which log-probabilities it has, if any."""
 
     id: str
     model: str
     created: int  # seconds since the epoch
-    logprobs: bool  # whether the caller asked for them
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def envelope(self, kind: str, choices: list[Json]) -> Json:
+        """An answer, or a part of one, of these choices."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A choice from its start to its end, and what the engine told of its prompt."""
+
+    deltas: Sequence[Delta]
+    prompt_logprobs: Sequence[TokenLogprob] = ()
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def tokens(self) -> list[ShownToken]:
+        """All of its tokens, where log-probabilities were asked for."""
+        return [token for delta in self.deltas for token in delta.tokens]
+
+    @property
+    def finish(self) -> str | None:
+        """Why it ended."""
+        return self.deltas[-1].finish
 
 
 class Form(Protocol):
@@ -60,143 +94,35 @@ class Form(Protocol):
     def usage(self, usage: Usage) -> Json:
         """The chunk without choices that ends a stream whose caller asked for usage."""
 
-    def whole(self, deltas: Sequence[Sequence[Delta]], usage: Usage) -> Json:
-        """The answer to a request without streaming; `deltas` are by choice."""
+    def whole(self, answers: Sequence[Answered], usage: Usage) -> Json:
+        """The answer to a request without streaming, of all its choices."""
 
 
-class ChatForm:
-    """`chat.completion` and `chat.completion.chunk`."""
-
-    def __init__(self, identity: Identity, vocabulary: Vocabulary) -> None:
-        self._identity, self._vocabulary = identity, vocabulary
-
-    def opening(self, choices: int) -> list[Json]:
-        """Each choice begins by saying whose turn it is."""
-        delta = {"role": "assistant", "content": ""}
-        return [self._chunk([_chat_choice(i, delta)]) for i in range(choices)]
-
-    def chunks(self, delta: Delta) -> list[Json]:
-        """Text and log-probabilities, then the reason why it ended."""
-        chunks = []
-        if delta.text or delta.tokens:
-            logprobs = self._logprobs(delta.tokens)
-            choice = _chat_choice(delta.index, {"content": delta.text}, logprobs)
-            chunks.append(self._chunk([choice]))
-        if delta.finish:
-            chunks.append(self._chunk([_chat_choice(delta.index, {}, finish=delta.finish)]))
-        return chunks
-
-    def usage(self, usage: Usage) -> Json:
-        """No choices, and the usage."""
-        return self._chunk([]) | {"usage": usage.json()}
-
-    def whole(self, deltas: Sequence[Sequence[Delta]], usage: Usage) -> Json:
-        """A `chat.completion`."""
-        choices = [self._message(i, each) for i, each in enumerate(deltas)]
-        return _envelope(self._identity, "chat.completion", choices) | {"usage": usage.json()}
-
-    def _message(self, index: int, deltas: Sequence[Delta]) -> Json:
-        message = {"role": "assistant", "content": _text(deltas), "refusal": None}
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": self._logprobs(_tokens(deltas)),
-            "finish_reason": deltas[-1].finish,
-        }
-
-    def _chunk(self, choices: list[Json]) -> Json:
-        return _envelope(self._identity, "chat.completion.chunk", choices)
-
-    def _logprobs(self, tokens: Sequence[ShownToken]) -> Json | None:
-        if not self._identity.logprobs:
-            return None
-        return {"content": [self._entry(each.logprob) for each in tokens], "refusal": None}
-
-    def _entry(self, token: TokenLogprob) -> Json:
-        top = [self._token(*pair) for pair in token.top]
-        return self._token(token.token_id, token.logprob) | {"top_logprobs": top}
-
-    def _token(self, token_id: int, logprob: float) -> Json:
-        content = self._vocabulary.bytes_of(token_id)
-        return {
-            "token": content.decode(errors="replace"),
-            "logprob": max(logprob, LEAST_LOGPROB),
-            "bytes": list(content),
-        }
-
-
-class CompletionForm:
-    """`text_completion`, whole and in chunks."""
-
-    def __init__(self, identity: Identity, vocabulary: Vocabulary) -> None:
-        self._identity, self._vocabulary = identity, vocabulary
-
-    def opening(self, choices: int) -> list[Json]:
-        """Nothing comes before the text."""
-        return []
-
-    def chunks(self, delta: Delta) -> list[Json]:
-        """One chunk: text, log-probabilities and, on the last one, why it ended."""
-        return [self._envelope([self._choice(delta.index, [delta])])]
-
-    def usage(self, usage: Usage) -> Json:
-        """No choices, and the usage."""
-        return self._envelope([]) | {"usage": usage.json()}
-
-    def whole(self, deltas: Sequence[Sequence[Delta]], usage: Usage) -> Json:
-        """A `text_completion`."""
-        choices = [self._choice(i, each) for i, each in enumerate(deltas)]
-        return self._envelope(choices) | {"usage": usage.json()}
-
-    def _envelope(self, choices: list[Json]) -> Json:
-        return _envelope(self._identity, "text_completion", choices)
-
-    def _choice(self, index: int, deltas: Sequence[Delta]) -> Json:
-        return {
-            "index": index,
-            "text": _text(deltas),
-            "logprobs": self._logprobs(_tokens(deltas)),
-            "finish_reason": deltas[-1].finish,
-        }
-
-    def _logprobs(self, tokens: Sequence[ShownToken]) -> Json | None:
-        if not self._identity.logprobs:
-            return None
-        return {
-            "tokens": [self._text_of(each.logprob.token_id) for each in tokens],
-            "token_logprobs": [max(each.logprob.logprob, LEAST_LOGPROB) for each in tokens],
-            "top_logprobs": [self._top(each.logprob) for each in tokens],
-            "text_offset": [each.offset for each in tokens],
-        }
-
-    def _top(self, token: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and the chosen one; where two have one text, the likelier counts."""
-        likeliest_last = sorted([*token.top, (token.token_id, token.logprob)], key=lambda x: x[1])
-        return {self._text_of(i): max(logprob, LEAST_LOGPROB) for i, logprob in likeliest_last}
-
-    def _text_of(self, token_id: int) -> str:
-        return self._vocabulary.bytes_of(token_id).decode(errors="replace")
-
-
-def _envelope(identity: Identity, kind: str, choices: list[Json]) -> Json:
-    return {
-        "id": identity.id,
-        "object": kind,
-        "created": identity.created,
-        "model": identity.model,
-        "choices": choices,
-    }
-
-
-def _chat_choice(
-    index: int, delta: Json, logprobs: Json | None = None, finish: str | None = None
+def prompt_json(
+    identity: Identity, vocabulary: Vocabulary, logprobs: Sequence[TokenLogprob]
 ) -> Json:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    """vLLM's `prompt_logprobs`, where they were asked for: null, then each token's by its id."""
+    count = identity.prompt_logprobs
+    if count is None:
+        return {}
+    known = [dict(_ranked(vocabulary, each, count)) for each in logprobs]
+    return {"prompt_logprobs": [None, *known]}
 
 
-def _text(deltas: Sequence[Delta]) -> str:
-    return "".join(delta.text for delta in deltas)
+def _ranked(vocabulary: Vocabulary, token: TokenLogprob, count: int) -> Iterator[tuple[str, Json]]:
+    """The prompt's own token, whose rank is known among the likeliest alone, and those."""
+    ranks = {token_id: rank for rank, (token_id, _) in enumerate(token.top, 1)}
+    for token_id, logprob in ((token.token_id, token.logprob), *token.top[:count]):
+        yield (
+            str(token_id),
+            {
+                "logprob": max(logprob, LEAST_LOGPROB),
+                "rank": ranks.get(token_id),
+                "decoded_token": text_of(vocabulary, token_id),
+            },
+        )
 
 
-def _tokens(deltas: Sequence[Delta]) -> list[ShownToken]:
-    return [token for delta in deltas for token in delta.tokens]
+def text_of(vocabulary: Vocabulary, token_id: int) -> str:
+    """A token's text; bytes that are no character read as U+FFFD."""
+    return vocabulary.bytes_of(token_id).decode(errors="replace")

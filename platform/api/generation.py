@@ -1,14 +1,11 @@
-"""One API request's completions while they run: engine events in, deltas of text out.
+"""All completions of one API request while they run: engine events in, deltas of text out.
 
-Runs an engine request for each choice, at once; turns tokens into text, ends a choice at its stop
-strings, and counts what was generated. Knows token ids and images; refuses to know HTTP, JSON and
-whose request it is.
+Runs an engine request for each prompt, at once, and tells its choices apart. Knows engine requests
+and images; refuses to know HTTP, JSON and whose request it is.
 """
 
-import math
-from bisect import bisect_left
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
 
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
@@ -19,10 +16,11 @@ from loraplex.engine.protocol import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     Generate,
+    PromptLogprobs,
     TokenLogprob,
 )
+from loraplex.platform.api.choice import Choice, Delta, ShownToken
 from loraplex.platform.errors import (
     ApiError,
     BadRequest,
@@ -33,111 +31,100 @@ from loraplex.platform.errors import (
     InternalError,
     Overloaded,
 )
-from loraplex.platform.text import Decoder, StopStrings
 
 
 @dataclass(frozen=True)
-class ShownToken:
-    """A generated token's log-probabilities, and where its text starts in the completion."""
+class Echo:
+    """A prompt that opens its answers: its text, and where in it each token's text starts."""
 
-    offset: int
-    logprob: TokenLogprob
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What one event added to a choice; `finish` is set on the last one."""
-
-    index: int
     text: str
-    tokens: tuple[ShownToken, ...] = ()
-    finish: FinishReason | None = None
+    offsets: Sequence[int]
 
 
 @dataclass
-class Choice:
-    """One completion: its engine request, and what has come of it so far."""
+class Run:
+    """One prompt's engine request, its choices in order, and what the engine said of the whole."""
 
-    index: int
     request: Generate
-    decoder: Decoder
-    stops: StopStrings
-    completion_tokens: int = 0
-    finished: Finished | None = None  # the engine's last word; None where a stop string ended it
-    finish: FinishReason | None = None
-    _decoded: int = 0  # characters decoded
-    _shown: int = 0  # of those, characters given out
-    _waiting: list[ShownToken] = field(default_factory=list)
+    choices: Sequence[Choice]
+    echo: Echo | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finished: Finished | None = None
 
-    def take(self, event: Event) -> Delta:
+    def __post_init__(self) -> None:
+        if self.echo is not None:
+            for choice in self.choices:
+                choice.echo(self.echo.text, ())
+
+    def take(self, event: Event) -> Delta | None:
         """Account for an event; raises the `ApiError` that a failure means to the caller."""
-        if isinstance(event, Chunk):
-            return self._take_tokens(event)
-        if isinstance(event, Failed):
-            raise failure_of(event)
-        if event.reason == "abort":
-            raise EngineRestarted("The engine gave the request up. Send it again.")
-        self.finished, self.finish = event, event.reason
-        return self._delta(self.stops.flush())
+        match event:
+            case Chunk():
+                return self.choices[event.index].take(event)
+            case PromptLogprobs():
+                self.prompt_logprobs = event.logprobs
+                self._echo_tokens()
+            case Failed() if not self._all_ended:
+                raise failure_of(event, "adapters" if self.request.parts else None)
+            case Finished():
+                self.finished = event
+                if not self._all_ended:
+                    raise EngineRestarted("The engine gave the request up. Send it again.")
+        return None
 
-    def _take_tokens(self, chunk: Chunk) -> Delta:
-        text = ""
-        for i, token in enumerate(chunk.token_ids):
-            self.completion_tokens += 1
-            if chunk.logprobs and not self.decoder.is_silent(token):
-                self._waiting.append(ShownToken(self._decoded, chunk.logprobs[i]))
-            piece = self.decoder.push(token)
-            self._decoded += len(piece)
-            text += self.stops.push(piece)
-            if self.stops.hit is not None:
-                self.finish = "stop"
-                break
-        return self._delta(text)
+    def best(self, count: int) -> list[Choice]:
+        """So many choices, those with the highest mean log-probability first."""
+        if count == len(self.choices):
+            return list(self.choices)
+        return sorted(self.choices, key=lambda c: c.mean_logprob, reverse=True)[:count]
 
-    def _delta(self, text: str) -> Delta:
-        """Tokens go out with their first character; those of a trimmed stop string never do."""
-        self._shown += len(text)
-        all_shown = self.finish is not None and self.stops.hit is None
-        limit = math.inf if all_shown else self._shown
-        count = bisect_left(self._waiting, limit, key=lambda token: token.offset)
-        ready, self._waiting = self._waiting[:count], self._waiting[count:]
-        return Delta(self.index, text, tuple(ready), self.finish)
+    @property
+    def _all_ended(self) -> bool:
+        return all(choice.finish for choice in self.choices)
+
+    def _echo_tokens(self) -> None:
+        if self.echo is None:
+            return
+        known = (None, *self.prompt_logprobs)
+        prompt = zip(self.echo.offsets, self.request.token_ids, known, strict=True)
+        tokens = [ShownToken(*each) for each in prompt]
+        for choice in self.choices:
+            choice.echo(self.echo.text, tokens)
 
 
 class Generation:
-    """All choices of one API request. `run` feeds a stream of deltas, or of one error."""
+    """All runs of one API request. `run` feeds a stream of deltas, or of one error."""
 
-    def __init__(self, engine: EngineClient, choices: list[Choice], prompt_tokens: int) -> None:
-        self._engine, self.choices, self.prompt_tokens = engine, choices, prompt_tokens
+    def __init__(self, engine: EngineClient, runs: Sequence[Run]) -> None:
+        self._engine, self.runs = engine, runs
+        self.prompt_tokens = sum(len(run.request.token_ids) for run in runs)
 
     @property
     def completion_tokens(self) -> int:
         """Tokens generated so far, in all choices."""
-        return sum(choice.completion_tokens for choice in self.choices)
+        return sum(choice.completion_tokens for choice in self._choices())
 
     @property
     def outcome(self) -> str:
         """Why it ended: the first choice's reason, "unfinished" before all are done."""
-        reasons = [choice.finish for choice in self.choices]
+        reasons = [choice.finish for choice in self._choices()]
         return reasons[0] if reasons[0] and all(reasons) else "unfinished"
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that the engine did not compute anew, where it has said so."""
-        return max((c.finished.cached_tokens for c in self.choices if c.finished), default=0)
+        """Prompt tokens that the engine did not compute anew, as far as it has said so."""
+        return sum(run.finished.cached_tokens for run in self.runs if run.finished)
 
     async def run(self, sink: MemoryObjectSendStream[Delta | ApiError]) -> None:
-        """Run all choices to their end. Cancelling it aborts them in the engine."""
+        """Run everything to its end. Cancelling it aborts it in the engine."""
         async with sink, anyio.create_task_group() as group:
-            for choice in self.choices:
-                group.start_soon(self._run_choice, choice, sink)
+            for run in self.runs:
+                group.start_soon(self._run_prompt, run, sink)
 
-    async def _run_choice(
-        self, choice: Choice, sink: MemoryObjectSendStream[Delta | ApiError]
-    ) -> None:
-        events = self._engine.generate(choice.request)
+    async def _run_prompt(self, run: Run, sink: MemoryObjectSendStream[Delta | ApiError]) -> None:
+        events = self._engine.generate(run.request)
         try:
-            await self._pump(events, choice, sink)
+            await self._pump(events, run, sink)
         except ApiError as error:
             await sink.send(error)
         finally:
@@ -147,19 +134,24 @@ class Generation:
     async def _pump(
         self,
         events: AsyncGenerator[Event, None],
-        choice: Choice,
+        run: Run,
         sink: MemoryObjectSendStream[Delta | ApiError],
     ) -> None:
+        """Pass deltas on until the engine's last word; it is told of a choice's stop string."""
         async for event in events:
-            delta = choice.take(event)
-            if delta.text or delta.tokens or delta.finish:
-                await sink.send(delta)
-            if delta.finish:
-                return
+            if not (delta := run.take(event)):
+                continue
+            if isinstance(event, Chunk) and not event.finish and delta.finish:
+                await self._engine.abort(run.request.request_id, event.index)
+            await sink.send(delta)
+
+    def _choices(self) -> Iterator[Choice]:
+        for run in self.runs:
+            yield from run.choices
 
 
-def failure_of(event: Failed) -> ApiError:
-    """What a failed engine request means to the caller."""
+def failure_of(event: Failed, param: str | None = None) -> ApiError:
+    """What a failed engine request means to the caller; `param` is the field likely at fault."""
     match event.code:
         case "engine_died":
             return EngineRestarted(
@@ -179,7 +171,8 @@ def failure_of(event: Failed) -> ApiError:
                 "Upload it again to have it compiled for this base."
             )
         case "invalid_request":
-            return BadRequest(f"The engine cannot run this request: {event.message}")
+            reason = event.message.rstrip(".")
+            return BadRequest(f"The engine cannot run this request: {reason}.", param=param)
         case "overloaded":
             return Overloaded("The engine's queue is full. Try again in a few seconds.")
         case "internal":

@@ -8,17 +8,16 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-from loraplex.engine.protocol import Generate, Sampling
+from loraplex.engine.protocol import Generate, Guide, Sampling
+from loraplex.platform.api.choice import Choice
 from loraplex.platform.api.context import Context
 from loraplex.platform.api.forms import Form
-from loraplex.platform.api.generation import Choice
+from loraplex.platform.api.generation import Echo, Run
 from loraplex.platform.api.requests import GenerationRequest
+from loraplex.platform.api.target import Target
 from loraplex.platform.errors import BadRequest, ContextLengthExceeded
 from loraplex.platform.keys import Principal
 from loraplex.platform.limits import cap_max_tokens
-from loraplex.platform.registry import Resolved
 from loraplex.platform.text import Decoder, StopStrings
 
 MAX_TOTAL_CHOICES = 32
@@ -32,7 +31,34 @@ class Caller:
     request_id: str
     principal: Principal
     tenant_id: str
-    target: Resolved
+    target: Target
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's tokens, and how it opens its answers, where it does."""
+
+    token_ids: Sequence[int]
+    echo: Echo | None = None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a body comes to once its texts are read: prompts, a form to match, and stop strings."""
+
+    prompts: Sequence[Prompt]
+    guide: Guide | None = None
+    stops: tuple[str, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
 
 
 @dataclass(frozen=True)
@@ -40,82 +66,70 @@ class Job:
     """One API request, ready to be admitted and run."""
 
     caller: Caller
-    choices: list[Choice]
-    prompt_tokens: int  # of all prompts, each counted once
-    max_tokens: int  # of each choice
+    runs: Sequence[Run]
+    returned: int  # choices of each run that are answered with
+    estimate: int  # the most tokens that it can use
     stream: bool
     include_usage: bool
     form: Form
 
-    @property
-    def estimate(self) -> int:
-        """The most tokens that the job can use."""
-        return self.prompt_tokens + len(self.choices) * self.max_tokens
-
 
 def make_job(
-    ctx: Context,
-    caller: Caller,
-    body: GenerationRequest,
-    prompts: Sequence[Sequence[int]],
-    form: Form,
+    ctx: Context, caller: Caller, body: GenerationRequest, inputs: Inputs, form: Form
 ) -> Job:
-    """Plan the engine requests: for each prompt in turn, `n` choices with seeds one apart.
+    """Plan an engine request for each prompt, of `n` choices or as many as `best_of` says.
 
     Raises `BadRequest` where the prompts, ids or limits cannot be served.
     """
-    n = body.n or 1
-    _check_prompts(prompts, n, ctx.base.vocab_size, body.prompt_param)
-    max_tokens = _fit(ctx, caller, body, prompts)
-    sampling = _sampling(body, max_tokens, ctx.base.vocab_size)
-    requests = _engine_requests(caller, sampling, prompts, n)
+    _check_prompts(inputs, body, ctx.base.vocab_size)
+    max_tokens = _fit(ctx, caller, body, inputs)
+    sampling = _sampling(body, max_tokens, inputs.guide, ctx.base.vocab_size)
+    if inputs.guide is not None and body.use_beam_search:
+        raise BadRequest("Beam search cannot hold an answer to a form.", param="use_beam_search")
     options = body.stream_options
     return Job(
         caller=caller,
-        choices=_choices(ctx, body.stop or [], requests),
-        prompt_tokens=sum(map(len, prompts)),
-        max_tokens=max_tokens,
+        runs=_runs(ctx, caller, body, inputs, sampling),
+        returned=body.returned,
+        estimate=inputs.tokens + len(inputs.prompts) * body.width * max_tokens,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         form=form,
     )
 
 
-def _check_prompts(prompts: Sequence[Sequence[int]], n: int, vocab_size: int, param: str) -> None:
-    if len(prompts) * n > MAX_TOTAL_CHOICES:
+def _check_prompts(inputs: Inputs, body: GenerationRequest, vocab_size: int) -> None:
+    prompts, width = inputs.prompts, body.width
+    if len(prompts) * width > MAX_TOTAL_CHOICES:
+        param = "best_of" if body.best_of else "n"
         raise BadRequest(
-            f"{len(prompts)} prompts with n={n} are more than {MAX_TOTAL_CHOICES} completions in "
-            "one request. Send fewer prompts or lower n.",
-            param="n",
+            f"{len(prompts)} prompts with {param}={width} are more than {MAX_TOTAL_CHOICES} "
+            f"completions in one request. Send fewer prompts or lower {param}.",
+            param=param,
         )
     for prompt in prompts:
-        if not prompt:
-            raise BadRequest("A prompt must have at least one token.", param=param)
-        if max(prompt) >= vocab_size:
-            raise BadRequest(
-                f"A prompt has token id {max(prompt)}; this model's ids end at {vocab_size - 1}.",
-                param=param,
-            )
+        if not prompt.token_ids:
+            raise BadRequest("A prompt must have at least one token.", param=body.prompt_param)
+        _known_ids(prompt.token_ids, vocab_size, body.prompt_param)
 
 
-def _fit(
-    ctx: Context, caller: Caller, body: GenerationRequest, prompts: Sequence[Sequence[int]]
-) -> int:
+def _fit(ctx: Context, caller: Caller, body: GenerationRequest, inputs: Inputs) -> int:
     """Tokens that each completion may have: what was asked for, or what fits."""
-    longest = max(map(len, prompts))
-    room = ctx.context_tokens - longest
+    room = ctx.context_tokens - inputs.longest
     asked, param = body.token_limit
     if room < (asked or 1):
         param = param if asked and room > 0 else body.prompt_param
-        raise ContextLengthExceeded(ctx.context_tokens, longest, asked or 1, param)
-    total, choices = sum(map(len, prompts)), len(prompts) * (body.n or 1)
-    return cap_max_tokens(caller.principal.limits, total, asked, room, choices)
+        raise ContextLengthExceeded(ctx.context_tokens, inputs.longest, asked or 1, param)
+    choices = len(inputs.prompts) * body.width
+    return cap_max_tokens(caller.principal.limits, inputs.tokens, asked, room, choices)
 
 
-def _sampling(body: GenerationRequest, max_tokens: int, vocab_size: int) -> Sampling:
+def _sampling(
+    body: GenerationRequest, max_tokens: int, guide: Guide | None, vocab_size: int
+) -> Sampling:
     return Sampling(
         max_tokens=max_tokens,
-        temperature=_or(body.temperature, 1.0),
+        temperature=0.0 if body.use_beam_search else _or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
         top_k=min(max(body.top_k or 0, 0), vocab_size),
         min_p=_or(body.min_p, 0.0),
@@ -126,12 +140,26 @@ def _sampling(body: GenerationRequest, max_tokens: int, vocab_size: int) -> Samp
         seed=secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK,
         stop_token_ids=_known_ids(body.stop_token_ids or [], vocab_size, "stop_token_ids"),
         ignore_eos=bool(body.ignore_eos),
-        logprobs=body.top_logprobs_wanted,
+        logprobs=_logprobs(body),
+        prompt_logprobs=_prompt_logprobs(body),
+        guide=guide,
+        draft_tokens=body.speculative_tokens,
     )
 
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def _logprobs(body: GenerationRequest) -> int | None:
+    """What the caller wants to see, or what it takes to choose the best."""
+    chosen = body.width > body.returned and not body.use_beam_search
+    return 0 if body.top_logprobs_wanted is None and chosen else body.top_logprobs_wanted
+
+
+def _prompt_logprobs(body: GenerationRequest) -> int | None:
+    wanted = [body.prompt_logprobs, body.top_logprobs_wanted if body.echoes else None]
+    return max((count for count in wanted if count is not None), default=None)
 
 
 def _biases(biases: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
@@ -150,31 +178,36 @@ def _known_ids(ids: Sequence[int], vocab_size: int, param: str) -> tuple[int, ..
     return tuple(ids)
 
 
-def _engine_requests(
-    caller: Caller, sampling: Sampling, prompts: Sequence[Sequence[int]], n: int
-) -> list[Generate]:
-    """For each prompt in turn, `n` requests whose seeds are one apart."""
-    seeded = [
-        msgspec.structs.replace(sampling, seed=(sampling.seed + i) & SEED_MASK) for i in range(n)
-    ]
-    wanted = [(tuple(prompt), each) for prompt in prompts for each in seeded]
-    return [
-        Generate(
+def _runs(
+    ctx: Context, caller: Caller, body: GenerationRequest, inputs: Inputs, sampling: Sampling
+) -> list[Run]:
+    """For each prompt in turn, its engine request and the choices to come."""
+    beams, target = body.beams, caller.target
+    count = body.returned if beams else body.width
+    scope = ctx.scopes.of(caller.tenant_id, target.digest, public=False)
+    runs = []
+    for index, prompt in enumerate(inputs.prompts):
+        request = Generate(
             request_id=f"{caller.request_id}-{index}",
-            token_ids=prompt,
-            sampling=each,
-            image=caller.target.digest,
+            token_ids=tuple(prompt.token_ids),
+            sampling=sampling,
+            image=target.digest,
             tenant=caller.tenant_id,
+            scope=scope,
+            priority=body.priority or 0,
+            choices=count,
+            beams=beams,
+            parts=target.parts,
         )
-        for index, (prompt, each) in enumerate(wanted)
-    ]
+        stops = (*(body.stop or ()), *inputs.stops)
+        choices = _choices(ctx, sampling, stops, range(index * count, (index + 1) * count))
+        runs.append(Run(request, choices, prompt.echo))
+    return runs
 
 
-def _choices(ctx: Context, stops: Sequence[str], requests: Sequence[Generate]) -> list[Choice]:
-    sampling = requests[0].sampling
+def _choices(
+    ctx: Context, sampling: Sampling, stops: tuple[str, ...], indices: range
+) -> list[Choice]:
     ends = () if sampling.ignore_eos else ctx.base.eos_token_ids
     silent = frozenset((*sampling.stop_token_ids, *ends))
-    return [
-        Choice(index, request, Decoder(ctx.vocabulary, silent), StopStrings(tuple(stops)))
-        for index, request in enumerate(requests)
-    ]
+    return [Choice(i, Decoder(ctx.vocabulary, silent), StopStrings(stops)) for i in indices]

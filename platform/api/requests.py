@@ -1,29 +1,31 @@
 """Bodies of the two generating routes: OpenAI's parameters, checked as far as a body alone allows.
 
 Absurd values, unknown fields and fields that this server does not serve are refused with the field
-named; nothing is dropped in silence. What needs the base or the tenant is checked in `sampling.py`
-and `target.py`.
+named; nothing is dropped in silence. This file has what both routes share, and plain completions;
+chats are in `chat.py`. What needs the base or the tenant is checked in `job.py` and `target.py`.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from loraplex.platform.api.beams import NEUTRAL, Several
+from loraplex.platform.api.strict import Strict
+from loraplex.platform.api.structured import Guided
 from loraplex.platform.errors import BadRequest
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1_000
 MAX_PROMPTS = 16
-MAX_CHOICES = 8
-MAX_MESSAGES = 4_096
 MAX_BIASES = 1_024
 MAX_STOP_TOKENS = 128
+MAX_DRAFT_TOKENS = 16
+MAX_PARTS = 16
+MAX_WEIGHT = 100.0
 
 REFUSED = {
-    "tools": "Tools are not served here; describe them in a message instead.",
-    "tool_choice": "Tools are not served here; leave tool_choice out.",
-    "functions": "Functions are not served here; describe them in a message instead.",
-    "function_call": "Functions are not served here; leave function_call out.",
+    "functions": "Functions are the older name of tools; send tools.",
+    "function_call": "function_call is the older name of tool_choice; send tool_choice.",
     "audio": "Only text is served here; leave audio out.",
     "modalities": 'Only text is served here; leave modalities out, or send ["text"].',
     "prediction": "Predicted outputs are not served here; leave prediction out.",
@@ -31,24 +33,16 @@ REFUSED = {
     "reasoning_effort": "The base is no reasoning model; leave reasoning_effort out.",
     "verbosity": "Verbosity is not served here; ask for it in a message instead.",
     "store": "Completions are not stored here; leave store out, or send false.",
-    "echo": "Echoing the prompt is not served here; leave echo out, or send false.",
     "suffix": "Infilling is not served here; leave suffix out.",
-    "best_of": "best_of is not served here; use n and choose yourself.",
 }
 HARMLESS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "store": (False,),
-    "echo": (False,),
     "suffix": ("",),
-    "best_of": (1,),
 }
-IGNORED = frozenset(
-    {"parallel_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key"}
-)
+IGNORED = frozenset({"service_tier", "safety_identifier", "prompt_cache_key"})
 
 
 def _as_list(value: Any) -> Any:
@@ -63,12 +57,7 @@ Stops = Annotated[
 ]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-
-
-class Strict(BaseModel):
-    """Fields are what they say they are: no coercion, no NaN or infinity, no unknown names."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+AdapterName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class StreamOptions(Strict):
@@ -78,30 +67,29 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class ResponseFormat(Strict):
-    """The form of the answer; only plain text is served."""
+class AdapterPart(Strict):
+    """An adapter in a composition, and the factor by which it counts."""
 
-    type: str
-
-    @model_validator(mode="after")
-    def _only_text(self) -> "ResponseFormat":
-        if self.type != "text":
-            raise BadRequest(
-                'Only response_format {"type": "text"} is served here; ask for JSON in a message.',
-                param="response_format",
-            )
-        return self
+    id: AdapterName
+    weight: Annotated[float, Field(ge=-MAX_WEIGHT, le=MAX_WEIGHT)] = 1.0
 
 
-class GenerationRequest(Strict):
+class GenerationRequest(Guided, Several):
     """What chat and plain completions have in common."""
 
     prompt_param: ClassVar[str] = "prompt"  # the field that holds the prompt
 
-    model: Annotated[str, Field(min_length=1, max_length=256)]
+    model: AdapterName
     adapter_id: Annotated[
-        str | None,
-        Field(min_length=1, max_length=256, description="An adapter, where `model` is the base."),
+        AdapterName | None, Field(description="An adapter, where `model` is the base.")
+    ] = None
+    adapters: Annotated[
+        list[AdapterPart] | None,
+        Field(
+            min_length=1,
+            max_length=MAX_PARTS,
+            description="Adapters whose weighted sum answers, where `model` is the base.",
+        ),
     ] = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
@@ -111,15 +99,23 @@ class GenerationRequest(Strict):
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     repetition_penalty: Annotated[float | None, Field(gt=0, le=100)] = None
     logit_bias: Annotated[dict[str, Bias] | None, Field(max_length=MAX_BIASES)] = None
-    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
+    seed: Annotated[
+        int | None, Field(ge=-(2**63), lt=2**63, description="Choice i samples with seed + i.")
+    ] = None
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId] | None, Field(max_length=MAX_STOP_TOKENS)] = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
-    n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
-    stream: bool | None = None
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    priority: Annotated[
+        int | None,
+        Field(ge=-(2**31), lt=2**31, description="Among one tenant's own, the lowest first."),
+    ] = None
+    speculative_tokens: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_DRAFT_TOKENS, description="Drafts a step, looked up in the prompt."),
+    ] = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    response_format: ResponseFormat | None = None
     user: Annotated[str | None, Field(max_length=1_024)] = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=64)] = None
 
@@ -135,11 +131,21 @@ class GenerationRequest(Strict):
         return {k: v for k, v in data.items() if k not in REFUSED and k not in IGNORED}
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> "GenerationRequest":
+    def _check_stream(self) -> "GenerationRequest":
         if self.stream_options is not None and not self.stream:
             raise BadRequest(
                 "stream_options is only for streams; set stream to true.", param="stream_options"
             )
+        if self.stream and self.prompt_logprobs is not None:
+            raise BadRequest(
+                "A stream has no prompt_logprobs; leave stream out.", param="prompt_logprobs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "GenerationRequest":
+        parameters = {name: getattr(self, name) for name in NEUTRAL if name != "logprobs"}
+        self.check_width(parameters | {"logprobs": self.top_logprobs_wanted})
         return self
 
     @property
@@ -152,96 +158,18 @@ class GenerationRequest(Strict):
         """How many of the likeliest tokens to tell beside the chosen one; None for no logprobs."""
         return None
 
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer opens with the prompt."""
+        return False
+
 
 def _is_harmless(name: str, value: Any) -> bool:
     """Whether a refused field says only what is done anyway; True is not 1 here."""
     return any(value == each and type(value) is type(each) for each in HARMLESS.get(name, ()))
 
 
-def _join_parts(value: Any) -> Any:
-    """Content as a string; a list of parts of type "text" is joined by line breaks."""
-    if not isinstance(value, list):
-        return value
-    for part in value:
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            raise ValueError("only content parts of type text are served here")
-        if part.get("type") != "text":
-            raise ValueError("only content parts of type text are served here")
-    return "\n".join(part["text"] for part in value)
-
-
-def _known_role(value: Any) -> Any:
-    if value in ("tool", "function"):
-        raise ValueError("tools are not served here; roles are system, user and assistant")
-    return "system" if value == "developer" else value
-
-
-PARTS = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-    },
-}
-
-
-class ChatMessage(Strict):
-    """One turn of a conversation."""
-
-    role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_known_role)]
-    content: Annotated[
-        str,
-        BeforeValidator(_join_parts),
-        WithJsonSchema({"anyOf": [{"type": "string"}, PARTS]}),
-    ]
-    name: Annotated[str | None, Field(max_length=64)] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty_fields(cls, data: Any) -> Any:
-        """SDKs send an answer back as they got it, with `refusal: null` and the like."""
-        if not isinstance(data, dict):
-            return data
-        return {key: value for key, value in data.items() if value not in (None, [])}
-
-
-class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions."""
-
-    prompt_param: ClassVar[str] = "messages"
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
-            raise BadRequest("top_logprobs needs logprobs set to true.", param="top_logprobs")
-        both = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(both) > 1:
-            raise BadRequest(
-                "max_tokens and max_completion_tokens mean the same; send one of them.",
-                param="max_tokens",
-            )
-        return self
-
-    @property
-    def token_limit(self) -> tuple[int | None, str]:
-        """The completion's limit in tokens, and the field that gave it."""
-        if self.max_completion_tokens is not None:
-            return self.max_completion_tokens, "max_completion_tokens"
-        return super().token_limit
-
-    @property
-    def top_logprobs_wanted(self) -> int | None:
-        """How many of the likeliest tokens to tell beside the chosen one; None for no logprobs."""
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-
-Prompt = list[str] | list[list[int]]
+Prompts = list[str] | list[list[int]]
 
 
 def _as_prompts(value: Any) -> Any:
@@ -279,14 +207,20 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Annotated[Any, BeforeValidator(_as_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    echo: bool | None = None
 
     @property
-    def prompts(self) -> Prompt:
+    def prompts(self) -> Prompts:
         """One text or one list of token ids for each prompt."""
-        prompts: Prompt = self.prompt
+        prompts: Prompts = self.prompt
         return prompts
 
     @property
     def top_logprobs_wanted(self) -> int | None:
         """How many of the likeliest tokens to tell beside the chosen one; None for no logprobs."""
         return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer opens with the prompt."""
+        return bool(self.echo)

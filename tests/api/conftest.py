@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import httpx
+import openai
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -176,6 +177,15 @@ class World:
         finally:
             server.should_exit = True
             await task
+
+    @asynccontextmanager
+    async def sdk(self, key: str = "acme", **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+        """The official SDK, unmodified, over a real socket."""
+        async with self.listening() as url:
+            base_url, api_key = f"{url}/v1", self.keys.get(key, key)
+            options = {"max_retries": 0} | options
+            async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, **options) as client:
+                yield client
 
     def tap(self, tokens: int) -> Tap:
         """Let the engine say so many tokens, and no more until `release`."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from loraplex.engine.protocol import Part, composition_digest
 from loraplex.platform.tenants import TenantLimits
 
 pytestmark = pytest.mark.anyio
@@ -91,14 +92,14 @@ async def test_absent_parameters_have_openais_defaults(world):
     assert first.seed != second.seed  # drawn anew each time
 
 
-async def test_n_choices_are_n_engine_requests_with_seeds_one_apart(world):
+async def test_n_choices_are_one_engine_request(world):
     world.engine.tokens = lambda request: [65 + request.sampling.seed % 10] * 2
     answer = await ask(world, n=3, seed=2)
     contents = [choice["message"]["content"] for choice in answer.json()["choices"]]
     assert contents == ["CC", "DD", "EE"]
     assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2]
-    assert [request.sampling.seed for request in world.engine.requests] == [2, 3, 4]
-    assert len({request.request_id for request in world.engine.requests}) == 3
+    (request,) = world.engine.requests
+    assert (request.choices, request.sampling.seed) == (3, 2)
     assert answer.json()["usage"]["prompt_tokens"] == len(PROMPT)  # once
     assert answer.json()["usage"]["completion_tokens"] == 6
 
@@ -106,7 +107,7 @@ async def test_n_choices_are_n_engine_requests_with_seeds_one_apart(world):
 async def test_the_largest_seed_wraps_and_is_served(world):
     answer = await ask(world, n=2, seed=2**63 - 1)
     assert answer.status_code == 200
-    assert [request.sampling.seed for request in world.engine.requests] == [2**63 - 1, 0]
+    assert [request.sampling.seed for request in world.engine.requests] == [2**63 - 1]
 
 
 async def test_logprobs_have_tokens_bytes_and_the_likeliest(world):
@@ -137,7 +138,8 @@ async def test_a_stop_string_is_trimmed_and_ends_the_engine_request(world):
     assert choice["finish_reason"] == "stop"
     assert len(choice["logprobs"]["content"]) == 4  # those of the trimmed string are gone
     assert answer.json()["usage"]["completion_tokens"] == 7
-    assert world.engine.aborts == [world.engine.requests[0].request_id]
+    assert world.engine.aborted_choices == [(world.engine.requests[0].request_id, 0)]
+    assert world.engine.aborts == []
 
 
 @pytest.mark.parametrize(
@@ -217,6 +219,47 @@ async def test_model_and_adapter_id_name_one_adapter_or_none(world):
             answer = await client.post(PATH, json=body(model=model, adapter_id=adapter_id))
             assert outcome(answer) == expected, (model, adapter_id)
             assert bool(world.engine.requests) == answer.is_success  # never the base instead
+
+
+async def test_adapters_are_composed_with_their_weights(world):
+    await world.add_adapter("acme", "poet", "a" * 64)
+    await world.add_adapter("acme", "bard", "b" * 64)
+    parts = [{"id": "poet", "weight": 0.5}, {"id": "bard@1"}]
+    first, second = await ask(world, adapters=parts), await ask(world, adapters=parts[::-1])
+    other = await ask(world, adapters=[{"id": "poet"}, {"id": "bard"}])
+    assert [answer.status_code for answer in (first, second, other)] == [200] * 3
+    model = first.json()["model"]
+    assert model.startswith("composition-")
+    assert (second.json()["model"], other.json()["model"] == model) == (model, False)
+    assert first.headers["x-loraplex-model"] == model
+    request = world.engine.requests[0]
+    assert request.parts == (Part("a" * 64, 0.5), Part("b" * 64, 1.0))
+    assert request.image == composition_digest(request.parts)
+    assert world.engine.requests[1].image == request.image
+    rows = await world.usage_rows()
+    assert [(row["adapter"], row["requests"]) for row in rows] == [("(composition)", 3)]
+
+
+async def test_a_composition_that_the_engine_cannot_make_names_the_field(world):
+    await world.add_adapter("acme", "poet")
+    world.engine.fail = "invalid_request"
+    answer = await ask(world, adapters=[{"id": "poet"}])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "adapters")
+
+
+async def test_a_composition_of_what_is_not_there_is_refused(world):
+    await world.add_adapter("acme", "poet")
+    await world.add_adapter("acme", "double")  # the same image
+    await world.add_adapter("globex", "secret")
+    for adapters, status, param in (
+        ([{"id": "poet"}, {"id": "secret"}], 404, "adapters.1.id"),
+        ([{"id": "poet@2"}], 404, "adapters.0.id"),
+        ([{"id": "tiny-base"}], 400, "adapters.0.id"),
+        ([{"id": "poet"}, {"id": "double"}], 400, "adapters"),
+    ):
+        answer = await ask(world, adapters=adapters)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert world.engine.requests == []
 
 
 def outcome(answer) -> str:

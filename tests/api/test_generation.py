@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.engine.protocol import Chunk, Finished, Generate, Sampling, TokenLogprob
-from loraplex.platform.api.generation import Choice
+from loraplex.engine.protocol import Chunk, Failed, Finished, Generate, Sampling, TokenLogprob
+from loraplex.platform.api.choice import Choice
+from loraplex.platform.api.generation import Run
 from loraplex.platform.errors import EngineRestarted
 from loraplex.platform.text import Decoder, StopStrings, Vocabulary
 
@@ -15,8 +16,7 @@ def choose(tiny_base):
     vocabulary = Vocabulary(Path(tiny_base.path))
 
     def make(*stops: str) -> Choice:
-        request = Generate("r", (1,), Sampling(max_tokens=9))
-        return Choice(0, request, Decoder(vocabulary), StopStrings(stops))
+        return Choice(0, Decoder(vocabulary), StopStrings(stops))
 
     return make
 
@@ -45,11 +45,27 @@ def test_a_stop_string_inside_a_chunk_ends_it_there(choose):
 def test_what_was_held_back_comes_with_the_end(choose):
     choice = choose("STOP")
     choice.take(chunk("go STO"))
-    delta = choice.take(Finished("r", "length", 1, 6))
+    delta = choice.take(Chunk("r", (), finish="length"))
     assert (delta.text, delta.finish) == ("STO", "length")
     assert [shown.offset for shown in delta.tokens] == [3, 4, 5]
 
 
+def test_what_comes_after_the_end_adds_and_costs_nothing(choose):
+    choice = choose("STOP")
+    choice.take(chunk("STOP"))
+    assert not choice.take(chunk("more"))
+    assert choice.completion_tokens == 4
+
+
 def test_a_request_that_the_engine_aborts_by_itself_is_a_failure(choose):
     with pytest.raises(EngineRestarted):
-        choose().take(Finished("r", "abort", 1, 0))
+        choose().take(Chunk("r", (), finish="abort"))
+    run = Run(Generate("r", (1,), Sampling(max_tokens=9)), [choose()])
+    with pytest.raises(EngineRestarted):
+        run.take(Finished("r", "abort", 1, 0))
+
+
+def test_a_death_after_the_end_is_no_failure(choose):
+    run = Run(Generate("r", (1,), Sampling(max_tokens=9)), [choose()])
+    run.take(Chunk("r", (65,), finish="stop"))
+    assert run.take(Failed("r", "engine_died", "")) is None

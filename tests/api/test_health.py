@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loraplex.engine.client.fake import FakeEngine
-from loraplex.engine.protocol import ADAPTER_BUCKETS, ROW_BUCKETS, Stats
+from loraplex.engine.protocol import ADAPTER_BUCKETS, ROW_BUCKETS, Service, Stats
 from loraplex.platform.api.health import CHECKS
 from loraplex.platform.metrics import Metrics
 from loraplex.platform.tenants import TenantLimits
@@ -113,6 +113,62 @@ def test_engine_statistics_have_vllms_names_and_add_up():
     assert found[("loraplex_iteration_tokens_total_sum", ())] == 900
     assert [bucket("step_adapters", b) for b in ("0", "1", "2", "15", "+Inf")] == [2, 2, 5, 5, 6]
     assert found[("loraplex_step_adapters_sum", ())] == 2 * 3 + 16
+
+
+def test_the_cache_swap_and_speculation_are_shown():
+    class Engine(FakeEngine):
+        stats = Stats(
+            kv_blocks_cached=4,
+            cache_queried_tokens=100,
+            cache_hit_tokens=60,
+            cache_evicted_blocks=7,
+            blocks_swapped_out=9,
+            blocks_swapped_in=8,
+            swap_blocks_used=1,
+            swap_blocks_total=4,
+            drafted_tokens=30,
+            accepted_tokens=20,
+            images_pinned=2,
+        )
+
+    found = samples(Metrics(Engine()).exposition().decode())
+    shown = {
+        "kv_blocks_cached": 4,
+        "prefix_cache_queries_total": 100,
+        "prefix_cache_hits_total": 60,
+        "prefix_cache_evicted_blocks_total": 7,
+        "swapped_out_blocks_total": 9,
+        "swapped_in_blocks_total": 8,
+        "swap_usage_perc": 0.25,
+        "spec_decode_num_draft_tokens_total": 30,
+        "spec_decode_num_accepted_tokens_total": 20,
+        "images_pinned": 2,
+    }
+    assert {name: found[(f"loraplex_{name}", ())] for name in shown} == shown
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_as_many_tenants_are_shown_as_the_operator_wants(most):
+    class Engine(FakeEngine):
+        stats = Stats(
+            tenants=tuple(Service(f"ten_{i}", 9.5 - i, 8, 7, 6, 5, 4, 3) for i in range(5))
+        )
+
+    found = samples(Metrics(Engine(), most).exposition().decode())
+    assert {labels for name, labels in found if "tenant" in name} == {
+        (("tenant", f"ten_{i}"),) for i in range(most)
+    }
+    if most:
+        first = {name: value for (name, labels), value in found.items() if "ten_0" in str(labels)}
+        assert first == {
+            "loraplex_tenant_service": 9.5,
+            "loraplex_tenant_prompt_tokens_total": 8,
+            "loraplex_tenant_generation_tokens_total": 7,
+            "loraplex_tenant_cached_tokens_total": 6,
+            "loraplex_tenant_requests_running": 5,
+            "loraplex_tenant_requests_waiting": 4,
+            "loraplex_tenant_kv_blocks": 3,
+        }
 
 
 async def test_metrics_are_for_this_machine_and_for_operators(world):

@@ -1,10 +1,10 @@
 """The official `openai` SDK, unmodified, over a real socket."""
 
-from contextlib import asynccontextmanager
-
 import openai
+import pydantic
 import pytest
 
+from loraplex.platform.hermes import call_text
 from loraplex.platform.tenants import TenantLimits
 
 pytestmark = pytest.mark.anyio
@@ -12,20 +12,10 @@ pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-@asynccontextmanager
-async def sdk(world, key="acme", **options):
-    async with world.listening() as url:
-        client = openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key=world.keys.get(key, key), **{"max_retries": 0} | options
-        )
-        async with client:
-            yield client
-
-
 async def test_chat_and_completion(world):
     world.engine.tokens = list(b"Hi")
     await world.add_adapter("acme", "poet")
-    async with sdk(world) as client:
+    async with world.sdk() as client:
         chat = await client.chat.completions.create(
             model="poet", messages=HELLO, max_tokens=5, temperature=0, logprobs=True, top_logprobs=2
         )
@@ -44,7 +34,7 @@ async def test_chat_and_completion(world):
 
 async def test_streams(world):
     world.engine.tokens = list("Grüße".encode())
-    async with sdk(world) as client:
+    async with world.sdk() as client:
         stream = await client.chat.completions.create(
             model="tiny-base",
             messages=HELLO,
@@ -60,7 +50,7 @@ async def test_streams(world):
 
 
 async def test_a_conversation_can_be_sent_back_as_it_came(world):
-    async with sdk(world) as client:
+    async with world.sdk() as client:
         first = await client.chat.completions.create(
             model="tiny-base", messages=HELLO, max_tokens=5
         )
@@ -72,10 +62,38 @@ async def test_a_conversation_can_be_sent_back_as_it_came(world):
     assert second.choices[0].message.content
 
 
+class Place(pydantic.BaseModel):
+    """Where it is."""
+
+    city: str
+    people: int | None
+
+
+async def test_answers_and_calls_are_parsed_into_models(world):
+    place = Place(city="Rome", people=None)
+    async with world.sdk() as client:
+        parse = client.chat.completions.parse
+        world.engine.tokens = list(place.model_dump_json().encode())
+        answer = await parse(model="tiny-base", messages=HELLO, response_format=Place)
+        world.engine.tokens = list(call_text("Place", place.model_dump()).encode())
+        called = await parse(
+            model="tiny-base",
+            messages=HELLO,
+            tools=[openai.pydantic_function_tool(Place)],
+            tool_choice="required",
+            max_tokens=400,
+        )
+    assert answer.choices[0].message.parsed == place
+    (call,) = called.choices[0].message.tool_calls
+    assert call.function.parsed_arguments == place
+    kinds = [request.sampling.guide.kind for request in world.engine.requests]
+    assert kinds == ["json_schema", "grammar"]
+
+
 async def test_models(world):
     await world.add_adapter("acme", "poet")
     await world.add_adapter("globex", "secret")
-    async with sdk(world) as client:
+    async with world.sdk() as client:
         models = [model async for model in client.models.list()]
         one = await client.models.retrieve("poet@1")
     assert [model.id for model in models] == ["tiny-base", "poet"]
@@ -84,14 +102,14 @@ async def test_models(world):
 
 async def test_errors_have_the_sdks_types(world):
     await world.add_tenant("slow", TenantLimits(requests_per_minute=1))
-    async with sdk(world) as client:
+    async with world.sdk() as client:
         create = client.chat.completions.create
         with pytest.raises(openai.NotFoundError) as missing:
             await create(model="nobody", messages=HELLO)
         with pytest.raises(openai.BadRequestError) as absurd:
             await create(model="tiny-base", messages=HELLO, temperature=9)
         with pytest.raises(openai.BadRequestError) as tools:
-            tool = {"type": "function", "function": {"name": "f"}}
+            tool = {"type": "function", "function": {"name": "no spaces"}}
             await create(model="tiny-base", messages=HELLO, tools=[tool])
         with pytest.raises(openai.AuthenticationError) as unknown:
             await client.with_options(api_key="lpx_wrong").models.list()
@@ -104,7 +122,7 @@ async def test_errors_have_the_sdks_types(world):
             await create(model="tiny-base", messages=HELLO)
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     assert (absurd.value.param, absurd.value.type) == ("temperature", "invalid_request_error")
-    assert tools.value.param == "tools"
+    assert tools.value.param == "tools.0.function.name"
     assert unknown.value.code == "invalid_api_key"
     assert limited.value.code == "rate_limit_exceeded"
     assert down.value.code == "engine_unavailable"
@@ -112,7 +130,7 @@ async def test_errors_have_the_sdks_types(world):
 
 async def test_an_error_in_mid_stream_is_raised(world):
     tap = world.tap(1)
-    async with sdk(world) as client:
+    async with world.sdk() as client:
         stream = await client.chat.completions.create(
             model="tiny-base", messages=HELLO, stream=True
         )
@@ -133,7 +151,7 @@ async def test_the_sdk_retries_what_is_worth_it(world):
         return list(b"ok")
 
     world.engine.tokens = recover
-    async with sdk(world, max_retries=2) as client:
+    async with world.sdk(max_retries=2) as client:
         answer = await client.chat.completions.create(model="tiny-base", messages=HELLO)
         assert answer.choices[0].message.content == "ok"
         assert len(world.engine.requests) == 2

@@ -51,8 +51,28 @@ BAD_VALUES = [
     ("model", None),
     ("adapter_id", ""),
     ("ignore_eos", 1),
-    ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "json_schema"}),
+    ("response_format", {"type": "json_object", "json_schema": {"name": "a"}}),
+    ("best_of", 0),
+    ("best_of", 21),
+    ("use_beam_search", 1),
+    ("length_penalty", 0.5),
+    ("early_stopping", True),
+    ("prompt_logprobs", 21),
+    ("prompt_logprobs", -1),
+    ("priority", 2**31),
+    ("priority", 0.5),
+    ("speculative_tokens", 17),
+    ("speculative_tokens", -1),
+    ("adapters", []),
+    ("adapters", [{"id": "a"}] * 17),
+    ("structured_outputs", 5),
+    ("guided_json", 5),
+    ("guided_json", ""),
+    ("guided_regex", ""),
+    ("guided_choice", []),
+    ("guided_choice", "a"),
+    ("guided_grammar", "x" * 65_537),
     ("nonsense", 1),
     ("modalities", ["audio"]),
     ("store", True),
@@ -64,12 +84,41 @@ BAD_NESTED = [
     ("stop.0", "stop", "x" * 1001),
     ("stop_token_ids.0", "stop_token_ids", [-1]),
     ("stream_options.nonsense", "stream_options", {"nonsense": 1}),
+    ("response_format.type", "response_format", {"type": "yaml"}),
+    (
+        "response_format.json_schema.name",
+        "response_format",
+        {"type": "json_schema", "json_schema": {}},
+    ),
+    ("adapters.0.weight", "adapters", [{"id": "a", "weight": 101}]),
+    ("adapters.0.weight", "adapters", [{"id": "a", "weight": "1"}]),
+    ("adapters.1.id", "adapters", [{"id": "a"}, {"id": ""}]),
+    ("structured_outputs.nonsense", "structured_outputs", {"nonsense": 1}),
+    ("guided_choice.1", "guided_choice", ["a", ""]),
 ]
 BAD_CHAT = [
     ("messages", "messages", []),
     ("messages", "messages", "Hi"),
     ("messages.0.role", "messages", [{"role": "wizard", "content": "Hi"}]),
-    ("messages.0.role", "messages", [{"role": "tool", "content": "Hi"}]),
+    ("messages.0.role", "messages", [{"role": "function", "content": "Hi"}]),
+    (
+        "messages.0.tool_call_id",
+        "messages",
+        [{"role": "user", "content": "a", "tool_call_id": "b"}],
+    ),
+    ("messages.0.content", "messages", [{"role": "assistant", "content": None}]),
+    (
+        "messages.0.tool_calls.0.function.arguments",
+        "messages",
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[1]"}}
+                ],
+            }
+        ],
+    ),
     ("messages.0.content", "messages", [{"role": "user"}]),
     ("messages.0.content", "messages", [{"role": "user", "content": None}]),
     ("messages.0.content", "messages", [{"role": "user", "content": 5}]),
@@ -78,8 +127,20 @@ BAD_CHAT = [
     ("messages.0.tool_calls", "messages", [{"role": "user", "content": "a", "tool_calls": [1]}]),
     ("top_logprobs", "top_logprobs", 2),
     ("logprobs", "logprobs", 3),
-    ("tools", "tools", [{"type": "function"}]),
+    ("tools.0.function", "tools", [{"type": "function"}]),
+    ("tools.0.type", "tools", [{"type": "web", "function": {"name": "f"}}]),
+    ("tools.0.function.name", "tools", [{"type": "function", "function": {"name": "a b"}}]),
+    ("tools", "tools", [{"type": "function", "function": {"name": "f"}}] * 2),
+    (
+        "tools.0.function.parameters",
+        "tools",
+        [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}],
+    ),
     ("tool_choice", "tool_choice", "required"),
+    ("tool_choice", "tool_choice", "any"),
+    ("tool_choice", "tool_choice", {"type": "function", "function": {"name": "f"}}),
+    ("parallel_tool_calls", "parallel_tool_calls", 1),
+    ("echo", "echo", True),
     ("functions", "functions", [{}]),
     ("max_tokens", "max_completion_tokens", 5),
 ]
@@ -96,10 +157,9 @@ BAD_PLAIN = [
     ("prompt", "prompt", None),
     ("logprobs", "logprobs", 21),
     ("logprobs", "logprobs", True),
-    ("echo", "echo", True),
     ("echo", "echo", 0),
     ("suffix", "suffix", "x"),
-    ("best_of", "best_of", 2),
+    ("tools", "tools", []),
     ("messages", "messages", []),
 ]
 
@@ -137,9 +197,41 @@ async def test_what_a_completion_cannot_be_is_refused(world):
 
 async def test_too_many_completions_in_one_request_are_refused(world):
     async with world.client() as client:
-        answer = await client.post("/v1/completions", json={**PLAIN, "prompt": ["a"] * 16, "n": 8})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "n"
+        for named, field, value in (("n", "n", 8), ("best_of", "best_of", 3)):
+            asked = {**PLAIN, "prompt": ["a"] * 16, field: value}
+            answer = await client.post("/v1/completions", json=asked)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == named
+
+
+BEAMS = {"use_beam_search": True, "best_of": 2}
+UNFIT = [
+    ("best_of", {"n": 3, "best_of": 2}),
+    ("best_of", {"n": 1, "best_of": 2, "stream": True}),
+    ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
+    ("use_beam_search", {"use_beam_search": True}),
+    ("stream", {**BEAMS, "n": 2, "stream": True}),
+    ("temperature", {**BEAMS, "temperature": 0.5}),
+    ("top_k", {**BEAMS, "top_k": 5}),
+    ("stop", {**BEAMS, "stop": "a"}),
+    ("logprobs", {**BEAMS, "logprobs": 0}),
+    ("speculative_tokens", {**BEAMS, "speculative_tokens": 2}),
+    ("use_beam_search", {**BEAMS, "guided_regex": "a"}),
+    ("guided_regex", {"guided_regex": "a", "guided_json": {}}),
+    ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["b"]}}),
+    ("adapters", {"model": "poet", "adapters": [{"id": "poet"}]}),
+    ("adapters", {"adapter_id": "poet", "adapters": [{"id": "poet"}]}),
+]
+
+
+async def test_what_does_not_go_together_is_refused(world):
+    await world.add_adapter("acme", "poet")
+    async with world.client() as client:
+        for named, fields in UNFIT:
+            answer = await client.post("/v1/completions", json=PLAIN | fields)
+            refused = (answer.status_code, answer.json().get("error", {}).get("param"))
+            assert refused == (400, named), (fields, answer.text)
+    assert world.engine.requests == []
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400"])
@@ -151,6 +243,15 @@ async def test_numbers_that_json_does_not_have_are_refused(world, number):
         )
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "temperature"
+
+
+async def test_a_schema_with_such_a_number_is_refused(world):
+    text = json.dumps(CHAT)[:-1] + ', "guided_json": {"maximum": NaN}}'
+    async with world.client() as client:
+        answer = await client.post(
+            "/v1/chat/completions", content=text, headers={"content-type": "application/json"}
+        )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "guided_json")
 
 
 async def test_half_of_a_character_is_refused_and_not_echoed(world):

@@ -110,7 +110,7 @@ async def test_a_stop_string_over_many_tokens_is_held_back_and_trimmed(world, st
     (*chunks, _), _ = await stream(world, stop=stop)
     assert "".join(contents(chunks)) == "an E, an EN, the "
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    assert world.engine.aborts == [world.engine.requests[0].request_id]
+    assert world.engine.aborted_choices == [(world.engine.requests[0].request_id, 0)]
 
 
 async def test_what_only_looks_like_a_stop_string_is_sent_in_the_end(world):

@@ -124,6 +124,20 @@ def test_templates_are_found_where_models_keep_them(tmp_path):
         ChatTemplate.load(tmp_path)
 
 
+def test_a_template_of_its_own_for_tools_is_used_where_it_calls_as_hermes_does(tmp_path):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    named = {"default": "{{ messages[0].content }}", "tool_use": "<tool_call>{{ tools | length }}"}
+    for tool_use, rendered in ((named["tool_use"], "<tool_call>1"), ("other", None)):
+        entries = [{"name": n, "template": t} for n, t in (named | {"tool_use": tool_use}).items()]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries}))
+        template = ChatTemplate.load(tmp_path)
+        assert template.render(CHATS[0]) == "Hello"
+        if rendered:
+            assert template.render(CHATS[0], tools) == rendered
+        else:
+            assert template.render(CHATS[0], tools).startswith("You may call")
+
+
 def test_a_broken_tokenizer_is_named(tmp_path):
     with pytest.raises(FileNotFoundError):
         Vocabulary(tmp_path)
