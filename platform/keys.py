@@ -18,14 +18,14 @@ from datetime import datetime, timedelta
 from typing import Final, Literal, cast, get_args
 
 from sqlalchemy import or_, select, update
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.platform.db.locks import FOR_CHANGE
 from loraplex.platform.db.models import NAME_LENGTH, ApiKey, Tenant
 from loraplex.platform.db.page import Page, fetch_page
 from loraplex.platform.db.session import Database
 from loraplex.platform.db.types import utc_now
-from loraplex.platform.errors import BadRequest, Forbidden, InvalidKey, NotFound
+from loraplex.platform.errors import BadRequest, Forbidden, InvalidKey, NotFound, Unavailable
 from loraplex.platform.tenants import TenantLimits, get_tenant
 
 log = logging.getLogger(__name__)
@@ -125,9 +125,9 @@ class KeyRing:
         return hmac.new(self._pepper, secret.encode(), hashlib.sha256).hexdigest()
 
 
-async def get_key(session: AsyncSession, key_id: str) -> ApiKey:
-    """The key of this id; raises `NotFound`."""
-    key = await session.get(ApiKey, key_id)
+async def get_key(session: AsyncSession, key_id: str, *, lock: bool = False) -> ApiKey:
+    """The key of this id, locked if it is to be changed; raises `NotFound`."""
+    key = await session.get(ApiKey, key_id, with_for_update=FOR_CHANGE if lock else None)
     if key is None:
         raise NotFound(f"There is no key {key_id[:64]!r}.")
     return key
@@ -149,7 +149,7 @@ async def list_keys(
 
 async def revoke_key(session: AsyncSession, key_id: str) -> ApiKey:
     """Make a key useless from now on; twice is once. Raises `NotFound`."""
-    key = await get_key(session, key_id)
+    key = await get_key(session, key_id, lock=True)
     if key.revoked_at is None:
         key.revoked_at = utc_now()
     return key
@@ -165,8 +165,8 @@ async def _note_use(db: Database, key: ApiKey) -> None:
     try:
         async with db.session(None) as session:
             await session.execute(statement)
-    except OperationalError as error:  # a busy database is no reason to refuse a good key
-        log.warning("the use of key %s was not noted: %s", key.id, error.orig)
+    except Unavailable as error:  # a busy database is no reason to refuse a good key
+        log.warning("the use of key %s was not noted: %s", key.id, error)
 
 
 def _new_secret() -> str:

@@ -10,17 +10,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, false, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import selectinload
 
 from loraplex.platform.db.insert import insert_or_find
-from loraplex.platform.db.models import Adapter, AdapterVersion
+from loraplex.platform.db.locks import lock_names
+from loraplex.platform.db.models import Adapter, AdapterVersion, Alias
 from loraplex.platform.db.page import Page, fetch_page
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import BadRequest, ModelNotFound, NameConflict
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+ALIAS: Final = re.compile(r"[a-z][a-z0-9._-]{0,62}")
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -65,7 +67,9 @@ async def add_version(
     `base` is the base's fingerprint; `report` is what the compiler said, with `rank` and `bytes`.
     Raises what `check_name` raises.
     """
-    adapter = await _claim(session, tenant_id, check_name(name, base_name))
+    check_name(name, base_name)
+    await lock_names(session, [digest])
+    adapter = await _claim(session, tenant_id, name)
     adapter.last_version += 1
     version = AdapterVersion(
         tenant_id=tenant_id,
@@ -83,33 +87,33 @@ async def add_version(
 
 
 async def resolve(session: AsyncSession, tenant_id: str, model: str, base_name: str) -> Resolved:
-    """What `model` means to this tenant: the base, `name` (its newest version) or `name@number`.
+    """What `model` means to this tenant.
 
-    Raises `ModelNotFound` when it means nothing, another tenant's adapter among the reasons.
+    It is the base, `name` (its newest version), `name@number`, or `name@alias` (the version that
+    the alias is at). Raises `ModelNotFound` when it means nothing, another tenant's adapter among
+    the reasons.
     """
     if model == base_name:
         return Resolved(model)
-    name, at, number = model.partition("@")
-    if not NAME.fullmatch(name) or (at and not _NUMBER.fullmatch(number)):
+    name, at, which = model.partition("@")
+    if not NAME.fullmatch(name):
         raise ModelNotFound(model)
-    statement = (
-        select(AdapterVersion)
-        .join(AdapterVersion.adapter)
-        .where(Adapter.tenant_id == tenant_id, Adapter.name == name, _LIVE)
-        .order_by(AdapterVersion.number.desc())
-        .limit(1)
-    )
-    if at:
-        statement = statement.where(AdapterVersion.number == int(number))
-    version = await session.scalar(statement)
+    newest = _newest(tenant_id, name)
+    version = await session.scalar(_only(newest, which) if at else newest)
     if version is None:
         raise ModelNotFound(model)
     return Resolved(f"{name}@{version.number}", version.digest, name, version.number)
 
 
-async def get_adapter(session: AsyncSession, tenant_id: str, name: str) -> Adapter:
-    """An adapter with its `versions`, oldest first; raises `ModelNotFound`."""
-    adapter = await session.scalar(_live_adapters(tenant_id).where(Adapter.name == name))
+async def get_adapter(
+    session: AsyncSession, tenant_id: str, name: str, *, lock: bool = False
+) -> Adapter:
+    """An adapter with its `versions`, oldest first, locked if it is to be changed.
+
+    Raises `ModelNotFound`.
+    """
+    statement = _live_adapters(tenant_id).where(Adapter.name == name)
+    adapter = await session.scalar(_locking(statement) if lock else statement)
     if adapter is None:
         raise ModelNotFound(name)
     return adapter
@@ -128,7 +132,7 @@ async def delete_adapter(session: AsyncSession, tenant_id: str, name: str) -> se
 
     Requests in flight keep their image. Raises `ModelNotFound`.
     """
-    adapter = await get_adapter(session, tenant_id, name)
+    adapter = await get_adapter(session, tenant_id, name, lock=True)
     adapter.deleted_at = utc_now()
     for version in adapter.versions:
         version.deleted_at = adapter.deleted_at
@@ -139,9 +143,11 @@ async def delete_adapter(session: AsyncSession, tenant_id: str, name: str) -> se
 async def unreferenced(session: AsyncSession, digests: Collection[str]) -> set[str]:
     """Those of `digests` that no live version of any tenant names; an operator's session only.
 
-    Remove an image in the same writing session as this was asked, and put an image into the store
-    in the same writing session as `add_version`: then no published image is ever removed.
+    Until the session ends nobody publishes one of them. Remove an image in the same writing
+    session as this was asked, and put an image into the store in the same writing session as
+    `add_version`, after it: then no published image is ever removed.
     """
+    await lock_names(session, digests)
     used = await session.scalars(
         select(AdapterVersion.digest).where(
             AdapterVersion.digest.in_(digests), AdapterVersion.deleted_at.is_(None)
@@ -153,6 +159,27 @@ async def unreferenced(session: AsyncSession, digests: Collection[str]) -> set[s
 _LIVE: Final = AdapterVersion.deleted_at.is_(None) & Adapter.deleted_at.is_(None)
 
 
+def _newest(tenant_id: str, name: str) -> Select[AdapterVersion]:
+    """The newest live version of an adapter."""
+    return (
+        select(AdapterVersion)
+        .join(AdapterVersion.adapter)
+        .where(Adapter.tenant_id == tenant_id, Adapter.name == name, _LIVE)
+        .order_by(AdapterVersion.number.desc())
+        .limit(1)
+    )
+
+
+def _only(statement: Select[AdapterVersion], which: str) -> Select[AdapterVersion]:
+    """Those of the versions that have the number or the alias `which`."""
+    if _NUMBER.fullmatch(which):
+        return statement.where(AdapterVersion.number == int(which))
+    if not ALIAS.fullmatch(which):
+        return statement.where(false())
+    same = (Alias.adapter_id == AdapterVersion.adapter_id) & (Alias.number == AdapterVersion.number)
+    return statement.join(Alias, same).where(Alias.name == which)
+
+
 def _live_adapters(tenant_id: str) -> Select[Adapter]:
     return (
         select(Adapter)
@@ -161,17 +188,18 @@ def _live_adapters(tenant_id: str) -> Select[Adapter]:
     )
 
 
+def _locking(statement: Select[Adapter]) -> Select[Adapter]:
+    """The same rows, as they are once nobody else changes them."""
+    return statement.with_for_update(key_share=True).execution_options(populate_existing=True)
+
+
 async def _claim(session: AsyncSession, tenant_id: str, name: str) -> Adapter:
     """The row of a name, made or brought back to life, locked until the transaction ends."""
-    existing = (
-        select(Adapter)
-        .where(Adapter.tenant_id == tenant_id, Adapter.name == name)
-        .with_for_update()
-    )
+    existing = _locking(select(Adapter).where(Adapter.tenant_id == tenant_id, Adapter.name == name))
     adapter = await session.scalar(existing)
     if adapter is None:
         fresh = Adapter(tenant_id=tenant_id, name=name)
-        return (await insert_or_find(session, fresh, existing))[0]
+        adapter = (await insert_or_find(session, fresh, existing))[0]
     if adapter.deleted_at is not None:
         adapter.deleted_at, adapter.created_at = None, utc_now()
     return adapter

@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     ] = None
     database_url: Annotated[
         str | None,
-        Field(repr=False, description="SQLAlchemy URL; by default SQLite in the data directory."),
+        Field(repr=False, description="`postgresql://` or `sqlite://`; default: SQLite here."),
     ] = None
     redis_url: Annotated[
         str | None,

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.db.insert import insert_or_find
+from loraplex.platform.db.locks import FOR_CHANGE
 from loraplex.platform.db.models import Tenant
 from loraplex.platform.db.page import Page, fetch_page
 from loraplex.platform.db.types import utc_now
@@ -67,9 +68,9 @@ async def create_tenant(
     return tenant
 
 
-async def get_tenant(session: AsyncSession, tenant_id: str) -> Tenant:
-    """The tenant of this id; raises `NotFound`."""
-    tenant = await session.get(Tenant, tenant_id)
+async def get_tenant(session: AsyncSession, tenant_id: str, *, lock: bool = False) -> Tenant:
+    """The tenant of this id, locked if it is to be changed; raises `NotFound`."""
+    tenant = await session.get(Tenant, tenant_id, with_for_update=FOR_CHANGE if lock else None)
     if tenant is None:
         raise NotFound(f"There is no tenant {tenant_id[:64]!r}.")
     return tenant
@@ -89,14 +90,14 @@ async def list_tenants(
 
 async def set_limits(session: AsyncSession, tenant_id: str, limits: TenantLimits) -> Tenant:
     """Replace all limits of a tenant; the next request is held to the new ones."""
-    tenant = await get_tenant(session, tenant_id)
+    tenant = await get_tenant(session, tenant_id, lock=True)
     _set_limits(tenant, limits)
     return tenant
 
 
 async def set_suspended(session: AsyncSession, tenant_id: str, suspended: bool) -> Tenant:
     """Suspend a tenant, whose keys then open nothing, or resume it; twice is once."""
-    tenant = await get_tenant(session, tenant_id)
+    tenant = await get_tenant(session, tenant_id, lock=True)
     if not suspended:
         tenant.suspended_at = None
     elif tenant.suspended_at is None:

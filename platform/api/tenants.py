@@ -59,7 +59,7 @@ async def change(_: Operating, ctx: Ctx, tenant_id: str, body: TenantChange) -> 
     """Change the limits that are given, and suspend or resume the tenant."""
     given = body.model_dump(exclude_unset=True, exclude={"suspended"})
     async with ctx.db.session(None) as session:
-        tenant = await get_tenant(session, tenant_id)
+        tenant = await get_tenant(session, tenant_id, lock=True)
         limits = TenantLimits(**(vars(TenantLimits.of(tenant)) | given))
         tenant = await set_limits(session, tenant_id, limits)
         if body.suspended is not None:

@@ -13,7 +13,6 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     MetaData,
-    String,
     UniqueConstraint,
     event,
     inspect,
@@ -22,7 +21,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.engine.default import DefaultExecutionContext
 from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column, relationship
 
-from loraplex.platform.db.types import UtcDateTime, utc_now
+from loraplex.platform.db.types import Text, UtcDateTime, utc_now
 from loraplex.platform.ids import new_id
 
 ID_LENGTH = 40
@@ -61,9 +60,9 @@ class Tenant(Base):
     __tablename__ = "tenants"
 
     id: Mapped[str] = mapped_column(
-        String(ID_LENGTH), primary_key=True, default=lambda: new_id("ten")
+        Text(ID_LENGTH), primary_key=True, default=lambda: new_id("ten")
     )
-    name: Mapped[str] = mapped_column(String(NAME_LENGTH), unique=True)
+    name: Mapped[str] = mapped_column(Text(NAME_LENGTH), unique=True)
     requests_per_minute: Mapped[int | None] = mapped_column(default=None)
     tokens_per_minute: Mapped[int | None] = mapped_column(default=None)
     max_concurrency: Mapped[int | None] = mapped_column(default=None)
@@ -77,12 +76,12 @@ class ApiKey(TenantOwned, Base):
     __tablename__ = "api_keys"
 
     id: Mapped[str] = mapped_column(
-        String(ID_LENGTH), primary_key=True, default=lambda: new_id("key")
+        Text(ID_LENGTH), primary_key=True, default=lambda: new_id("key")
     )
     tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenants.id"), index=True)
-    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    digest: Mapped[str] = mapped_column(String(64), unique=True)
-    redacted: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str] = mapped_column(Text(NAME_LENGTH))
+    digest: Mapped[str] = mapped_column(Text(64), unique=True)
+    redacted: Mapped[str] = mapped_column(Text(16))
     scopes: Mapped[list[str]] = mapped_column(JSON)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     expires_at: Mapped[datetime | None] = mapped_column(default=None)
@@ -97,10 +96,10 @@ class Adapter(TenantOwned, Base):
     __table_args__ = (UniqueConstraint("tenant_id", "name"), UniqueConstraint("tenant_id", "id"))
 
     id: Mapped[str] = mapped_column(
-        String(ID_LENGTH), primary_key=True, default=lambda: new_id("adp")
+        Text(ID_LENGTH), primary_key=True, default=lambda: new_id("adp")
     )
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
-    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    name: Mapped[str] = mapped_column(Text(NAME_LENGTH))
     last_version: Mapped[int] = mapped_column(default=0)  # ever given, deleted ones among them
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     deleted_at: Mapped[datetime | None] = mapped_column(default=None)
@@ -124,13 +123,13 @@ class AdapterVersion(TenantOwned, Base):
     )
 
     id: Mapped[str] = mapped_column(
-        String(ID_LENGTH), primary_key=True, default=lambda: new_id("ver")
+        Text(ID_LENGTH), primary_key=True, default=lambda: new_id("ver")
     )
-    tenant_id: Mapped[str] = mapped_column(String(ID_LENGTH))
-    adapter_id: Mapped[str] = mapped_column(String(ID_LENGTH))
+    tenant_id: Mapped[str] = mapped_column(Text(ID_LENGTH))
+    adapter_id: Mapped[str] = mapped_column(Text(ID_LENGTH))
     number: Mapped[int]
-    digest: Mapped[str] = mapped_column(String(64), index=True)  # of the image
-    base: Mapped[str] = mapped_column(String(64))  # fingerprint
+    digest: Mapped[str] = mapped_column(Text(64), index=True)  # of the image
+    base: Mapped[str] = mapped_column(Text(64))  # fingerprint
     rank: Mapped[int]
     image_bytes: Mapped[int] = mapped_column(BigInteger)
     report: Mapped[dict[str, Any]] = mapped_column(JSON)
@@ -147,6 +146,43 @@ def _refuse_to_change(_: Mapper[Any], __: Connection, version: AdapterVersion) -
             raise ImmutableVersion(f"a version's {attribute.key} cannot be changed")
 
 
+class Alias(TenantOwned, Base):
+    """A name for one version of an adapter; its revision counts its moves, removal among them."""
+
+    __tablename__ = "aliases"
+    __table_args__ = (
+        ForeignKeyConstraint(("tenant_id", "adapter_id"), ("adapters.tenant_id", "adapters.id")),
+        ForeignKeyConstraint(
+            ("adapter_id", "number"), ("adapter_versions.adapter_id", "adapter_versions.number")
+        ),
+    )
+
+    adapter_id: Mapped[str] = mapped_column(Text(ID_LENGTH), primary_key=True)
+    name: Mapped[str] = mapped_column(Text(NAME_LENGTH), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(Text(ID_LENGTH))
+    number: Mapped[int | None]  # None: removed
+    revision: Mapped[int] = mapped_column(default=0)
+    moved_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class AliasMove(TenantOwned, Base):
+    """One move of an alias: to which version, by which key, and when."""
+
+    __tablename__ = "alias_moves"
+    __table_args__ = (
+        ForeignKeyConstraint(("adapter_id", "alias"), ("aliases.adapter_id", "aliases.name")),
+        ForeignKeyConstraint(("tenant_id", "adapter_id"), ("adapters.tenant_id", "adapters.id")),
+    )
+
+    adapter_id: Mapped[str] = mapped_column(Text(ID_LENGTH), primary_key=True)
+    alias: Mapped[str] = mapped_column(Text(NAME_LENGTH), primary_key=True)
+    revision: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str] = mapped_column(Text(ID_LENGTH))
+    number: Mapped[int | None]
+    moved_by: Mapped[str] = mapped_column(Text(ID_LENGTH))
+    moved_at: Mapped[datetime]
+
+
 def _day(context: DefaultExecutionContext) -> date:
     """The UTC day of `created_at`."""
     parameters = context.get_current_parameters()  # type: ignore[no-untyped-call]
@@ -161,12 +197,12 @@ class UsageRecord(TenantOwned, Base):
     __table_args__ = (Index(None, "tenant_id", "day", "adapter"),)
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
-    request_id: Mapped[str] = mapped_column(String(MODEL_LENGTH), primary_key=True)
+    request_id: Mapped[str] = mapped_column(Text(MODEL_LENGTH), primary_key=True)
     key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
-    adapter: Mapped[str | None] = mapped_column(String(NAME_LENGTH))  # None: the bare base
-    model: Mapped[str] = mapped_column(String(MODEL_LENGTH))  # "name@3", or the base
-    digest: Mapped[str | None] = mapped_column(String(64))
-    outcome: Mapped[str] = mapped_column(String(32))  # a finish reason or an error's code
+    adapter: Mapped[str | None] = mapped_column(Text(NAME_LENGTH))  # None: the bare base
+    model: Mapped[str] = mapped_column(Text(MODEL_LENGTH))  # "name@3", or the base
+    digest: Mapped[str | None] = mapped_column(Text(64))
+    outcome: Mapped[str] = mapped_column(Text(32))  # a finish reason or an error's code
     prompt_tokens: Mapped[int]
     completion_tokens: Mapped[int]
     cached_tokens: Mapped[int] = mapped_column(default=0)

@@ -10,16 +10,21 @@ from alembic.config import Config
 from sqlalchemy import Connection
 
 from loraplex import migrations
+from loraplex.platform.db.locks import lock_name
 from loraplex.platform.db.models import Base
+
+LOCK = "schema"
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Apply what is missing up to `revision`."""
+    """Apply what is missing up to `revision`; others that do so at once wait for the end."""
+    lock_name(connection, LOCK)
     command.upgrade(_config(connection), revision)
 
 
 def downgrade(connection: Connection, revision: str) -> None:
     """Undo what came after `revision`; "base" undoes all."""
+    lock_name(connection, LOCK)
     command.downgrade(_config(connection), revision)
 
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from sqlalchemy import DateTime, Dialect, TypeDecorator
+from sqlalchemy import DateTime, Dialect, String, TypeDecorator
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -27,6 +27,21 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Text(TypeDecorator[str]):
+    """Text of at most so many characters, by which rows may be looked up with whatever was sent.
+
+    PostgreSQL takes no NUL, not even in a comparison. A NUL is bound as U+FFFD: it finds nothing,
+    on either database, because no name or id that is stored has one.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Without NUL."""
+        return value and value.replace("\0", "\ufffd")
 
 
 def utc_now() -> datetime:

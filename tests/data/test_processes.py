@@ -1,10 +1,10 @@
-"""Several processes on one database file: they take turns, and none fails."""
+"""Several processes on one database: they take turns, and none fails."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from sqlalchemy import URL
 
 from loraplex.platform import registry
 from loraplex.platform.db.session import Database
@@ -40,10 +40,9 @@ asyncio.run(main())
 
 
 @pytest.mark.anyio
-async def test_processes_migrate_and_publish_at_once(tmp_path: Path) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path / 'shared.db'}"
-    run_at_once(PROGRAM, url, "15")
-    db = Database(url)
+async def test_processes_migrate_and_publish_at_once(fresh_url: URL) -> None:
+    run_at_once(PROGRAM, fresh_url.render_as_string(hide_password=False), "15")
+    db = Database(fresh_url)
     async with db.read(None) as session:
         tenant = await find_tenant(session, "acme")
         adapter = await registry.get_adapter(session, tenant.id, "poet")

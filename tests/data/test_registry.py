@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from loraplex.platform import registry
 from loraplex.platform.db.models import AdapterVersion, Tenant
 from loraplex.platform.db.session import Database
-from loraplex.platform.errors import BadRequest, ModelNotFound, NameConflict
+from loraplex.platform.errors import BadRequest, ModelNotFound, NameConflict, NotFound
+from loraplex.platform.keys import get_key
 from loraplex.platform.registry import Resolved
+from loraplex.platform.tenants import get_tenant
 
 pytestmark = pytest.mark.anyio
 BASE = "SmolLM2-135M-Instruct"
@@ -49,32 +51,36 @@ async def test_the_base_has_no_digest(db: Database, acme: Tenant) -> None:
     assert await resolve(db, acme, BASE) == Resolved(BASE)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        "other",
-        "poet@2",
-        "poet@0",
-        "poet@01",
-        "poet@",
-        "poet@-1",
-        "poet@1@1",
-        "poet@1 ",
-        "poet@9999999999999999999999",
-        "poet@١",
-        "Poet",
-        "",
-        "@1",
-        BASE + "@1",
-        BASE.lower(),
-        "poet\x00",
-        "x" * 100_000,
-    ],
-)
-async def test_what_means_nothing_is_not_found(db: Database, acme: Tenant, model: str) -> None:
+MEANINGLESS = [
+    "other",
+    "poet@2",
+    "poet@0",
+    "poet@01",
+    "poet@",
+    "poet@-1",
+    "poet@1@1",
+    "poet@1 ",
+    "poet@9999999999999999999999",
+    "poet@١",
+    "Poet",
+    "",
+    "@1",
+    BASE + "@1",
+    BASE.lower(),
+    "poet\x00",
+    "x" * 100_000,
+    "poet@prod",
+    "poet@Prod",
+    "poet@-prod",
+    "poet@prod\x00",
+]
+
+
+async def test_what_means_nothing_is_not_found(db: Database, acme: Tenant) -> None:
     await publish(db, acme)
-    with pytest.raises(ModelNotFound):
-        await resolve(db, acme, model)
+    for model in MEANINGLESS:
+        with pytest.raises(ModelNotFound):
+            await resolve(db, acme, model)
 
 
 async def test_anothers_adapter_is_not_found(db: Database, acme: Tenant, globex: Tenant) -> None:
@@ -156,6 +162,21 @@ async def test_versions_published_at_once_get_numbers_of_their_own(
 ) -> None:
     versions = await asyncio.gather(*(publish(db, acme) for _ in range(20)))
     assert sorted(version.number for version in versions) == list(range(1, 21))
+
+
+@pytest.mark.parametrize("text", ["\0", "poet\0", "\0poet"])
+async def test_no_name_or_id_breaks_a_lookup(db: Database, acme: Tenant, text: str) -> None:
+    await publish(db, acme)
+    async with db.read(None) as session:
+        for look in (
+            registry.get_adapter(session, acme.id, text),
+            registry.get_adapter(session, text, "poet"),
+            get_tenant(session, text),
+            get_key(session, text),
+        ):
+            with pytest.raises(NotFound):
+                await look
+        assert (await registry.list_adapters(session, acme.id, after=text)).has_more is False
 
 
 async def test_an_adapter_cannot_take_the_bases_name(db: Database, acme: Tenant) -> None:

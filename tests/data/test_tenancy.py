@@ -97,14 +97,14 @@ COUNTS: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("statement", COUNTS.values(), ids=COUNTS)
 async def test_every_kind_of_select_counts_own_rows_only(
-    db: Database, acme: Tenant, globex: Tenant, statement: Callable[[], object]
+    db: Database, acme: Tenant, globex: Tenant
 ) -> None:
-    for _ in range(2):  # the second time the compiled statement comes from a cache
-        for tenant, expected in ((acme, 2), (globex, 3)):
-            async with db.read(tenant.id) as session:
-                assert await session.scalar(statement()) == expected
+    for name, statement in COUNTS.items():
+        for _ in range(2):  # the second time the compiled statement comes from a cache
+            for tenant, expected in ((acme, 2), (globex, 3)):
+                async with db.read(tenant.id) as session:
+                    assert await session.scalar(statement()) == expected, name
 
 
 async def test_an_operator_sees_all(db: Database) -> None:
@@ -138,9 +138,8 @@ async def test_relationships_load_own_rows_only(db: Database, acme: Tenant) -> N
     assert [[v.tenant_id for v in adapter.versions] for adapter in found] == [[acme.id]] * 2
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
+async def test_raw_and_bulk_statements_are_refused(db: Database, acme: Tenant) -> None:
+    for statement in (
         text("SELECT * FROM adapters"),
         select(Adapter.__table__),
         union_all(select(Adapter.__table__.c.id), select(ApiKey.__table__.c.id)),
@@ -148,15 +147,10 @@ async def test_relationships_load_own_rows_only(db: Database, acme: Tenant) -> N
         update(Adapter).values(name="z"),
         delete(Adapter),
         delete(Adapter.__table__),
-    ],
-    ids=["text", "core select", "core union", "insert", "update", "delete", "core delete"],
-)
-async def test_raw_and_bulk_statements_are_refused(
-    db: Database, acme: Tenant, statement: object
-) -> None:
-    with pytest.raises(TenancyError):
-        async with db.session(acme.id) as session:
-            await session.execute(statement)
+    ):
+        with pytest.raises(TenancyError):
+            async with db.session(acme.id) as session:
+                await session.execute(statement)
 
 
 async def test_new_rows_get_the_sessions_tenant(db: Database, acme: Tenant) -> None:

@@ -88,6 +88,19 @@ def test_an_engine_that_cannot_start(refused, demo_base) -> None:
     assert "block_size is 0; give at least 1" in said.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "cure"),
+    [
+        ("--max-model-len", "100000", "the base was made for 8192 tokens: give at most 8192"),
+        ("--kv-cache-bytes", "1000", "raise kv_cache_bytes or memory_utilization"),
+    ],
+)
+def test_an_option_that_cannot_be_had(refused, demo_base, option, value, cure) -> None:
+    said = refused("--model", demo_base.path, option, value).splitlines()
+    assert any(line.startswith("The engine cannot start: ") for line in said)
+    assert said[-1].endswith(cure)
+
+
 def test_an_engine_setting_that_does_not_exist(refused, demo_base) -> None:
     said = refused("--model", demo_base.path, LORAPLEX_ENGINE__BLOK_SIZE="8")
     assert "--blok-size" in said.splitlines()[-1]
@@ -106,7 +119,7 @@ def test_a_database_that_cannot_be_opened(refused, demo_base) -> None:
     assert said.splitlines()[-1].startswith("The database cannot be opened: ")
 
 
-def test_a_database_whose_driver_is_missing(refused, demo_base) -> None:
+def test_a_database_that_does_not_answer(refused, demo_base) -> None:
     url = "postgresql+asyncpg://user:hushhush@127.0.0.1:1/db"
     said = refused("--model", demo_base.path, LORAPLEX_DATABASE_URL=url)
     assert said.splitlines()[-1].startswith("The database cannot be opened: ")
