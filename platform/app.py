@@ -15,6 +15,7 @@ from loraplex.engine.client import EngineClient
 from loraplex.engine.images import BaseManifest
 from loraplex.platform.api import (
     adapters,
+    cache,
     failures,
     generate,
     health,
@@ -31,13 +32,14 @@ from loraplex.platform.db.session import Database
 from loraplex.platform.keys import KeyRing
 from loraplex.platform.limits import Limiter
 from loraplex.platform.metrics import Metrics
+from loraplex.platform.prefix_state import PrefixState
 from loraplex.platform.scopes import Scopes
 from loraplex.platform.settings import Settings
 from loraplex.platform.text import Vocabulary
 from loraplex.platform.uploads import Gate
 from loraplex.web.pages import STATIC
 
-ROUTERS = (generate, models, adapters, tenants, keys, usage, health, site)
+ROUTERS = (generate, models, adapters, tenants, keys, usage, cache, health, site)
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 (compared with, not bound to)
 
 
@@ -50,6 +52,7 @@ def create_app(
     limiter: Limiter,
     engine: EngineClient,
     gate: Gate,
+    prefixes: PrefixState,
 ) -> FastAPI:
     """The ASGI app; all its parts are ready or will become so, and outlive it.
 
@@ -69,6 +72,7 @@ def create_app(
         gate=gate,
         metrics=Metrics(engine, settings.metrics_tenants),
         scopes=Scopes(settings.scope_key(), settings.share_base, settings.share_public),
+        prefixes=prefixes,
         started_at=int(time.time()),
     )
     app = FastAPI(

@@ -9,8 +9,11 @@ import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
+from loraplex.engine.client import EngineClient
 from loraplex.engine.images import BaseManifest, ImageStore
 from loraplex.platform import engine_process
 from loraplex.platform.boot import ENGINE_SOCKET, StartError
@@ -19,8 +22,9 @@ from loraplex.platform.console import Report
 from loraplex.platform.db.session import Database
 from loraplex.platform.embedded_redis import EmbeddedRedis, RedisStartError
 from loraplex.platform.engine_process import EngineProcess
-from loraplex.platform.errors import LimiterDown
-from loraplex.platform.limits import Limiter, connect
+from loraplex.platform.ids import new_id
+from loraplex.platform.limits import connect
+from loraplex.platform.prefix_state import PrefixState
 from loraplex.platform.settings import Settings
 from loraplex.platform.sockets import socket_path
 from loraplex.platform.supervise import GaveUp
@@ -67,19 +71,26 @@ async def open_database(settings: Settings, stack: AsyncExitStack) -> Database:
     return db
 
 
-async def open_limiter(settings: Settings, stack: AsyncExitStack) -> Limiter:
+async def open_redis(settings: Settings, stack: AsyncExitStack) -> Redis:
     """Start the embedded Redis unless another is chosen, and see it answer; raises `StartError`."""
     url = settings.redis_url or await _embedded_redis(settings, stack)
     redis = connect(url, timeout_s=settings.redis_timeout_s)
     stack.push_async_callback(redis.aclose)
-    limiter = Limiter(redis, lease_s=settings.lease_s)
     try:
-        await limiter.ping()
-    except LimiterDown as error:
+        await redis.ping()
+    except (RedisError, OSError) as error:
         raise StartError(
             "Redis does not answer; start it, or unset LORAPLEX_REDIS_URL to use an embedded one."
         ) from error
-    return limiter
+    return redis
+
+
+def keep_prefix_state(redis: Redis, engine: EngineClient, stack: AsyncExitStack) -> PrefixState:
+    """Write each tenant's prefix-cache state; this server is a replica of a name of its own."""
+    prefixes = PrefixState(redis, new_id("rep"), engine)
+    prefixes.start()
+    stack.push_async_callback(prefixes.close)
+    return prefixes
 
 
 async def _embedded_redis(settings: Settings, stack: AsyncExitStack) -> str:

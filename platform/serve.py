@@ -27,6 +27,7 @@ from loraplex.platform.boot import BASE_NAME, StartError
 from loraplex.platform.console import Report, Steps
 from loraplex.platform.credentials import Credentials
 from loraplex.platform.keys import KeyRing
+from loraplex.platform.limits import Limiter
 from loraplex.platform.settings import Settings
 from loraplex.platform.uploads import Gate
 
@@ -104,12 +105,20 @@ class House:
         with steps.step("opening the database"):
             db = await parts.open_database(settings, stack)
         with steps.step("opening Redis"):
-            limiter = await parts.open_limiter(settings, stack)
+            redis = await parts.open_redis(settings, stack)
         engine = await self._start_engine()
+        prefixes = parts.keep_prefix_state(redis, engine, stack)
         keys = KeyRing(settings.pepper())
         gate = parts.make_gate(settings, base, self._base_file, db)
         app = make_app(
-            settings, base=base, db=db, keys=keys, limiter=limiter, engine=engine, gate=gate
+            settings,
+            base=base,
+            db=db,
+            keys=keys,
+            limiter=Limiter(redis, lease_s=settings.lease_s),
+            engine=engine,
+            gate=gate,
+            prefixes=prefixes,
         )
         host = WILDCARDS.get(settings.host, settings.host)
         url = f"http://{host}:{listener.getsockname()[1]}"

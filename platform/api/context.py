@@ -12,6 +12,7 @@ from loraplex.platform.db.session import Database
 from loraplex.platform.keys import KeyRing
 from loraplex.platform.limits import Limiter
 from loraplex.platform.metrics import Metrics
+from loraplex.platform.prefix_state import PrefixState
 from loraplex.platform.scopes import Scopes
 from loraplex.platform.settings import Settings
 from loraplex.platform.text import Vocabulary
@@ -33,6 +34,7 @@ class Context:
     gate: Gate
     metrics: Metrics
     scopes: Scopes
+    prefixes: PrefixState
     started_at: int
 
     @property

@@ -76,6 +76,9 @@ async def _settle(ctx: Context, job: Job, admission: Admission, outcome: str, us
         await ctx.limiter.settle(admission, usage.total_tokens)
     except LimiterDown:
         log.warning("request %s is settled by its lease's end", job.caller.request_id)
+    for run in job.runs:
+        if run.finished is not None:
+            ctx.prefixes.count(job.caller.tenant_id, run.finished)
     try:
         async with ctx.db.session(job.caller.tenant_id) as session:
             await record(session, _row(job, outcome, usage))

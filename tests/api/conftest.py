@@ -27,8 +27,10 @@ from loraplex.platform.app import create_app
 from loraplex.platform.compiling import AdapterCompiler
 from loraplex.platform.db.session import Database
 from loraplex.platform.embedded_redis import EmbeddedRedis
+from loraplex.platform.ids import new_id
 from loraplex.platform.keys import SCOPES, KeyRing
 from loraplex.platform.limits import Limiter, connect
+from loraplex.platform.prefix_state import PrefixState
 from loraplex.platform.registry import add_version
 from loraplex.platform.settings import Settings
 from loraplex.platform.tenants import TenantLimits, create_tenant
@@ -127,6 +129,7 @@ class World:
     limiter: Limiter
     engine: FakeEngine
     gate: Gate
+    prefixes: PrefixState
     app: FastAPI
     tenants: dict[str, str]
     keys: dict[str, str]
@@ -232,9 +235,17 @@ async def world(
         db=db,
         base=tiny_base,
     )
+    prefixes = PrefixState(redis, new_id("rep"), engine)
     app = create_app(
-        settings, base=tiny_base, db=db, keys=RING, limiter=limiter, engine=engine, gate=gate
+        settings,
+        base=tiny_base,
+        db=db,
+        keys=RING,
+        limiter=limiter,
+        engine=engine,
+        gate=gate,
+        prefixes=prefixes,
     )
     tenants, keys = dict(seed.tenants), dict(seed.keys)
-    yield World(settings, tiny_base, db, limiter, engine, gate, app, tenants, keys)
+    yield World(settings, tiny_base, db, limiter, engine, gate, prefixes, app, tenants, keys)
     await db.dispose()

@@ -38,6 +38,8 @@ NEEDS: dict[tuple[str, str], set[str]] = {
     ("GET", "/v1/keys"): {"admin"},
     ("DELETE", "/v1/keys/{key_id}"): {"admin"},
     ("GET", "/v1/usage"): {"infer", "admin"},
+    ("GET", "/v1/cache"): {"infer", "admin"},
+    ("GET", "/v1/tenants/{tenant_id}/cache"): {OPERATOR},
     ("GET", "/metrics"): {OPERATOR},
 }
 
