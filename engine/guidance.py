@@ -23,7 +23,7 @@ from loraplex.engine.protocol import Guide
 from loraplex.engine.strict_json import JsonError, parse_object
 
 STACK = 1 << 30  # bytes of address space; rules nested as deep as 256 KiB of text allow take half
-WHITESPACE = r"( |\n[ \t]{0,24})"  # between JSON's tokens, at most once: no text is endless blanks
+WHITESPACE = r"( |\n( {0,24}|\t{0,8}))"  # between JSON's tokens, once: no text is endless blanks
 
 Mask = NDArray[np.int32]
 
@@ -156,7 +156,8 @@ def _limits() -> LLParserLimits:
 
 
 def _first_line(message: str) -> str:
-    return message.split("\n", 1)[0].strip()
+    line = message.split("\n", 1)[0].strip()
+    return "no text matches it" if line == "NoExtensionBias" else line
 
 
 def _deep_pool() -> ThreadPoolExecutor:

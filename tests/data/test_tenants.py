@@ -1,12 +1,16 @@
 """Tenants and their limits."""
 
 import asyncio
+import math
 
 import pytest
+from sqlalchemy import URL, bindparam, text
 
 from loraplex.platform import tenants
+from loraplex.platform.db import schema
 from loraplex.platform.db.models import Tenant
 from loraplex.platform.db.session import Database
+from loraplex.platform.db.types import UtcDateTime, utc_now
 from loraplex.platform.errors import BadRequest, NameConflict, NotFound
 from loraplex.platform.tenants import TenantLimits
 
@@ -14,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_tenant_is_made_found_and_listed(db: Database) -> None:
-    limits = TenantLimits(60, 1000, 4)
+    limits = TenantLimits(60, 1000, 4, 2.5, 16, 0.3)
     async with db.session(None) as session:
         made = [await tenants.create_tenant(session, name, limits) for name in ("b", "a", "c")]
     async with db.read(None) as session:
@@ -46,19 +50,51 @@ async def test_a_bad_name_is_refused(db: Database, name: str) -> None:
 
 
 async def test_limits_are_replaced_and_removed(db: Database, acme: Tenant) -> None:
-    for limits in (TenantLimits(1, 2, 3), TenantLimits(tokens_per_minute=5), TenantLimits()):
+    for limits in (
+        TenantLimits(1, 2, 3, 4, 5, 0.6),
+        TenantLimits(tokens_per_minute=5, weight=0.1),
+        TenantLimits(),
+    ):
         async with db.session(None) as session:
             await tenants.set_limits(session, acme.id, limits)
         async with db.read(None) as session:
             assert TenantLimits.of(await tenants.get_tenant(session, acme.id)) == limits
 
 
-@pytest.mark.parametrize("name", tenants.LARGEST)
+@pytest.mark.parametrize("name", tenants.BOUNDS)
 def test_an_impossible_limit_is_refused(name: str) -> None:
-    for value in (0, -1, tenants.LARGEST[name] + 1):
-        with pytest.raises(BadRequest) as caught:
+    least, most = tenants.BOUNDS[name]
+    for value in (least, most):
+        assert getattr(TenantLimits(**{name: value}), name) == value
+    for value in (0, -1, most + 1, math.inf, math.nan):
+        with pytest.raises(
+            BadRequest, match=f"{name} must be between {least} and {most}"
+        ) as caught:
             TenantLimits(**{name: value})
         assert caught.value.param == name
+        assert ("null" in caught.value.message) == (name not in ("weight", "kv_share"))
+
+
+async def test_tenants_from_before_the_policy_have_the_default_one(fresh_url: URL) -> None:
+    """And it is dropped and made again without a loss of other limits."""
+    add = (
+        "INSERT INTO tenants (id, name, max_concurrency, created_at) VALUES ('ten_1', 'a', 7, :now)"
+    )
+    db = Database(fresh_url)
+    async with db._engine.begin() as connection:
+        await connection.run_sync(schema.upgrade, "0002")
+        await connection.execute(text(add).bindparams(bindparam("now", utc_now(), UtcDateTime())))
+        await connection.run_sync(schema.upgrade)
+    for limits in (TenantLimits(max_concurrency=7), TenantLimits(None, None, 7, 2, 3, 0.5)):
+        async with db.session(None) as session:
+            await tenants.set_limits(session, "ten_1", limits)
+        async with db._engine.begin() as connection:
+            await connection.run_sync(schema.downgrade, "0002")
+            await connection.run_sync(schema.upgrade)
+        async with db.read(None) as session:
+            tenant = await tenants.get_tenant(session, "ten_1")
+            assert TenantLimits.of(tenant) == TenantLimits(max_concurrency=7)
+    await db.dispose()
 
 
 async def test_an_unknown_tenant_is_not_found(db: Database, acme: Tenant) -> None:

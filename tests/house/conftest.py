@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from loraplex.engine.images import BaseManifest
@@ -92,6 +94,22 @@ class Served:
         headers = {"Authorization": f"Bearer {key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=START_S)
 
+    def sdk(self, key: str | None = None) -> openai.OpenAI:
+        """OpenAI's own client, by default with the demo tenant's key."""
+        return openai.OpenAI(**self._sdk_options(key))
+
+    def async_sdk(self, key: str | None = None) -> openai.AsyncOpenAI:
+        """The same for requests at once."""
+        return openai.AsyncOpenAI(**self._sdk_options(key))
+
+    def new_tenant(self, name: str) -> str:
+        """A key of a new tenant, which may use adapters and upload them."""
+        scopes = ["infer", "adapters:read", "adapters:write"]
+        with self.http(self.operator_key) as operator:
+            tenant = operator.post("/v1/tenants", json={"name": name}).json()
+            body = {"name": "test", "tenant_id": tenant["id"], "scopes": scopes}
+            return operator.post("/v1/keys", json=body).json()["secret"]
+
     def metric(self, name: str) -> float:
         """A metric without labels, as it is now."""
         with self.http(self.operator_key) as client:
@@ -104,6 +122,14 @@ class Served:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(STOP_S)
+
+    def _sdk_options(self, key: str | None) -> dict[str, Any]:
+        return {
+            "base_url": f"{self.url}/v1",
+            "api_key": key or self.api_key,
+            "max_retries": 0,
+            "timeout": START_S,
+        }
 
     def _after(self, label: str) -> str:
         found = [line.removeprefix(label) for line in self.lines if line.startswith(label)]
@@ -126,11 +152,11 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 @contextmanager
-def serving(base: BaseManifest, data_dir: Path) -> Iterator[Served]:
-    """Run `loraplex serve` on a port of its own until the block ends."""
+def serving(base: BaseManifest, data_dir: Path, *options: str) -> Iterator[Served]:
+    """Run `loraplex serve` on a port of its own, with these options, until the block ends."""
     log = data_dir.with_suffix(".log")
     command = [LORAPLEX, "serve", "--model", base.path, "--name", base.name]
-    command += ["--port", "0", "--data-dir", str(data_dir)]
+    command += ["--port", "0", "--data-dir", str(data_dir), *options]
     with log.open("a") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment()

@@ -66,6 +66,13 @@ def test_no_secret_is_in_the_log_and_the_keys_are_for_their_owner_only(served) -
     assert (served.data_dir / "credentials.json").stat().st_mode & 0o077 == 0
 
 
+def test_the_start_says_how_memory_was_divided(served) -> None:
+    log = served.log.read_text()
+    assert re.search(r"^  memory: .* of weights; .* were left, of which memory_utiliz", log, re.M)
+    assert re.search(r"^  KV cache: [\d,]+ blocks of 16 tokens", log, re.M)
+    assert re.search(r"^  at once: \d+ requests of [\d,]+ tokens", log, re.M)
+
+
 async def test_the_base_and_every_demo_adapter_answer_each_in_its_way(served, demo_base) -> None:
     async with client(served) as sdk:
         listed = [model.id async for model in sdk.models.list()]
