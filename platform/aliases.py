@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.platform.db.models import Adapter, AdapterVersion, Alias, AliasMove
 from loraplex.platform.db.page import MAX_PAGE
 from loraplex.platform.db.types import utc_now
-from loraplex.platform.errors import BadRequest, Conflict, ModelNotFound
+from loraplex.platform.errors import AliasMoved, BadRequest, Conflict, ModelNotFound
 from loraplex.platform.registry import ALIAS, get_adapter
 
 RESERVED: Final = "latest"
@@ -33,7 +33,7 @@ async def move_alias(
     """Let `name@alias` mean the version `number`; `by` is the id of the key that asks.
 
     `seen` is the alias's revision as the caller knows it; 0: there is no such alias. Raises
-    `Conflict` when it is another by now, `BadRequest` for a bad alias, `ModelNotFound`.
+    `AliasMoved` when it is another by now, `BadRequest` for a bad alias, `ModelNotFound`.
     """
     _check_alias(alias)
     adapter = await get_adapter(session, tenant_id, name, lock=True)
@@ -134,12 +134,7 @@ async def _seen(session: AsyncSession, adapter: Adapter, alias: str, seen: int) 
         row = None
     revision = row.revision if row else 0
     if revision != seen:
-        raise Conflict(
-            f"{adapter.name}@{alias} is at revision {revision}, not {seen}: it was moved "
-            "meanwhile. Look at it again, then decide.",
-            param="revision",
-            code="alias_moved",
-        )
+        raise AliasMoved(f"{adapter.name}@{alias}", revision, seen)
     return row
 
 

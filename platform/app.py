@@ -15,6 +15,7 @@ from loraplex.engine.client import EngineClient
 from loraplex.engine.images import BaseManifest
 from loraplex.platform.api import (
     adapters,
+    aliases,
     cache,
     failures,
     generate,
@@ -39,7 +40,7 @@ from loraplex.platform.text import Vocabulary
 from loraplex.platform.uploads import Gate
 from loraplex.web.pages import STATIC
 
-ROUTERS = (generate, models, adapters, tenants, keys, usage, cache, health, site)
+ROUTERS = (generate, models, adapters, aliases, tenants, keys, usage, cache, health, site)
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 (compared with, not bound to)
 
 

@@ -10,6 +10,7 @@
     ├── MethodNotAllowed          405     invalid_request_error   method_not_allowed
     ├── Conflict                  409     invalid_request_error   conflict
     │   ├── NameConflict          409     invalid_request_error   name_conflict
+    │   ├── AliasMoved            409     invalid_request_error   alias_moved
     │   └── ImageMismatch         409     invalid_request_error   image_mismatch
     ├── TooLarge                  413     invalid_request_error   request_too_large
     ├── AdapterRejected           422     invalid_request_error   adapter_rejected
@@ -162,6 +163,24 @@ class NameConflict(Conflict):
     """The name is taken."""
 
     code = "name_conflict"
+
+
+class AliasMoved(Conflict):
+    """The alias is not at the revision that the caller has seen, but at `revision`."""
+
+    code = "alias_moved"
+
+    def __init__(self, alias: str, revision: int, seen: int) -> None:
+        super().__init__(
+            f"{alias} is at revision {revision}, not {seen}: it was moved meanwhile. "
+            "Look at it again, then decide.",
+            param="revision",
+        )
+        self.revision = revision
+
+    def fields(self) -> dict[str, Any]:
+        """The four keys, and `revision`: where the alias is now (0: it is not there)."""
+        return super().fields() | {"revision": self.revision}
 
 
 class ImageMismatch(Conflict):

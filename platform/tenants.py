@@ -19,27 +19,38 @@ from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import BadRequest, NameConflict, NotFound
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-LARGEST: Final = {
-    "requests_per_minute": 1_000_000,
-    "tokens_per_minute": 1_000_000_000,
-    "max_concurrency": 1_000_000,
+BOUNDS: Final[dict[str, tuple[float, float]]] = {
+    "requests_per_minute": (1, 1_000_000),
+    "tokens_per_minute": (1, 1_000_000_000),
+    "max_concurrency": (1, 1_000_000),
+    "weight": (0.01, 100),
+    "max_running": (1, 1_000_000),
+    "kv_share": (0.001, 1),
 }
 
 
 @dataclass(frozen=True)
 class TenantLimits:
-    """What one tenant may use; None is no limit. Raises `BadRequest` for an impossible one."""
+    """What one tenant may use; None is no limit. Raises `BadRequest` for an impossible one.
+
+    The last three are what the engine grants it. A tenant that runs nothing may always start one
+    request, however many sequences and KV blocks that takes.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
+    weight: float = 1.0  # of its share of the service
+    max_running: int | None = None  # sequences at once
+    kv_share: float = 1.0  # of the KV blocks, at most
 
     def __post_init__(self) -> None:
-        for name, largest in LARGEST.items():
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= largest:
+        for field in fields(self):
+            value, (least, most) = getattr(self, field.name), BOUNDS[field.name]
+            if value is not None and not least <= value <= most:
+                unless = ", or null for no limit" if field.default is None else ""
                 raise BadRequest(
-                    f"{name} must be between 1 and {largest}, or null for no limit.", param=name
+                    f"{field.name} must be between {least} and {most}{unless}.", param=field.name
                 )
 
     @classmethod

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loraplex.engine.protocol import Generate, Guide, Sampling
+from loraplex.engine.protocol import Generate, Guide, Policy, Sampling
 from loraplex.platform.api.choice import Choice
 from loraplex.platform.api.context import Context
 from loraplex.platform.api.forms import Form
@@ -182,9 +182,10 @@ def _runs(
     ctx: Context, caller: Caller, body: GenerationRequest, inputs: Inputs, sampling: Sampling
 ) -> list[Run]:
     """For each prompt in turn, its engine request and the choices to come."""
-    beams, target = body.beams, caller.target
+    beams, target, limits = body.beams, caller.target, caller.principal.limits
     count = body.returned if beams else body.width
     scope = ctx.scopes.of(caller.tenant_id, target.digest, public=False)
+    policy = Policy(limits.weight, limits.max_running, limits.kv_share)
     runs = []
     for index, prompt in enumerate(inputs.prompts):
         request = Generate(
@@ -194,6 +195,7 @@ def _runs(
             image=target.digest,
             tenant=caller.tenant_id,
             scope=scope,
+            policy=policy,
             priority=body.priority or 0,
             choices=count,
             beams=beams,

@@ -7,13 +7,12 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from fastapi import Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from loraplex.platform.db.models import Adapter, AdapterVersion, ApiKey, Tenant
+from loraplex.platform.db.models import Adapter, AdapterVersion, ApiKey
 from loraplex.platform.db.page import MAX_PAGE, Page
 from loraplex.platform.keys import Scope
 from loraplex.platform.usage import UsageTotal
 
 Item = TypeVar("Item", bound="Named")
-Limit = Annotated[int | None, Field(ge=1)]
 After = Annotated[
     str | None, Query(max_length=128, description="Give what follows this id.", examples=[None])
 ]
@@ -124,51 +123,6 @@ class Deleted(Named):
 
     object: str
     deleted: Literal[True] = True
-
-
-class TenantLimitsIn(Body):
-    """Limits that a body may set; null is no limit."""
-
-    requests_per_minute: Limit = None
-    tokens_per_minute: Limit = None
-    max_concurrency: Limit = None
-
-
-class TenantIn(TenantLimitsIn):
-    """A new tenant."""
-
-    name: Annotated[str, Field(max_length=256)]
-
-
-class TenantChange(TenantLimitsIn):
-    """What is given is changed; the rest stays."""
-
-    suspended: bool | None = None
-
-
-class TenantOut(Named):
-    """A tenant and its limits; null is no limit."""
-
-    object: Literal["tenant"] = "tenant"
-    name: str
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    max_concurrency: int | None
-    suspended: bool
-    created_at: int
-
-    @classmethod
-    def of(cls, tenant: Tenant) -> "TenantOut":
-        """From a row."""
-        return cls(
-            id=tenant.id,
-            name=tenant.name,
-            requests_per_minute=tenant.requests_per_minute,
-            tokens_per_minute=tenant.tokens_per_minute,
-            max_concurrency=tenant.max_concurrency,
-            suspended=tenant.suspended_at is not None,
-            created_at=seconds(tenant.created_at),
-        )
 
 
 class KeyIn(Body):

@@ -1,4 +1,4 @@
-"""/v1/tenants: the operator's view of tenants and their limits."""
+"""/v1/tenants: the operator's view of tenants, their limits and the service they have."""
 
 from typing import Annotated
 
@@ -6,15 +6,8 @@ from fastapi import APIRouter, Depends
 
 from loraplex.platform.api.auth import operator
 from loraplex.platform.api.context import Ctx
-from loraplex.platform.api.schemas import (
-    After,
-    Listed,
-    PageSize,
-    TenantChange,
-    TenantIn,
-    TenantOut,
-    listed,
-)
+from loraplex.platform.api.schemas import After, Listed, PageSize, listed
+from loraplex.platform.api.tenant_schemas import TenantChange, TenantDetail, TenantIn, TenantOut
 from loraplex.platform.keys import Principal
 from loraplex.platform.tenants import (
     TenantLimits,
@@ -48,10 +41,11 @@ async def list_all(
 
 
 @router.get("/{tenant_id}")
-async def get_one(_: Operating, ctx: Ctx, tenant_id: str) -> TenantOut:
-    """One tenant."""
+async def get_one(_: Operating, ctx: Ctx, tenant_id: str) -> TenantDetail:
+    """One tenant, and the service that the engine gives it."""
     async with ctx.db.read(None) as session:
-        return TenantOut.of(await get_tenant(session, tenant_id))
+        tenant = await get_tenant(session, tenant_id)
+    return TenantDetail.with_service(tenant, ctx.engine.stats.tenants)
 
 
 @router.patch("/{tenant_id}")

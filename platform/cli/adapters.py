@@ -1,4 +1,4 @@
-"""`loraplex adapters`: upload, list and remove a tenant's adapters."""
+"""`loraplex adapters`: upload, list and remove a tenant's adapters, and move their aliases."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -7,6 +7,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from loraplex.platform.cli import aliases
 from loraplex.platform.cli.client import (
     DEFAULT_DATA_DIR,
     UPLOAD_TIMEOUT_S,
@@ -21,6 +22,7 @@ from loraplex.platform.cli.client import (
 )
 
 app = typer.Typer(help="Upload, list and remove adapters (tenant).", no_args_is_help=True)
+app.add_typer(aliases.app, name="alias")
 
 COLUMNS = ("name", "version", "rank", "bytes", "digest", "created_at")
 FILES = ("adapter_config.json", "adapter_model.safetensors")

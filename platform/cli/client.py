@@ -73,7 +73,7 @@ class Api:
             fail(f"Nothing answers at {self._client.base_url}; start it with `loraplex serve`.")
         except httpx.HTTPError as error:
             fail(f"The request to {self._client.base_url} failed: {error}")
-        if response.is_error:
+        if not response.is_success:
             fail(_error_message(response))
         return response.json() if response.content else None
 

@@ -1,5 +1,6 @@
 """`loraplex tenants`: the operator's view of tenants and their limits."""
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,15 @@ from loraplex.platform.cli.client import (
 
 app = typer.Typer(help="Create tenants and set their limits (operator).", no_args_is_help=True)
 
-COLUMNS = ("id", "name", "requests_per_minute", "tokens_per_minute", "max_concurrency")
+LIMITS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrency",
+    "weight",
+    "max_running",
+    "kv_share",
+)
+COLUMNS = ("id", "name", *LIMITS)
 UNLIMITED = "unlimited"
 
 
@@ -29,6 +38,16 @@ def _limit(text: str) -> int | str:
     return int(text)
 
 
+def _ratio(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise typer.BadParameter(f"{text!r} is not a number")
+    return number
+
+
 def _option(name: str, what: str) -> Any:
     return typer.Option(name, parser=_limit, metavar=f"N|{UNLIMITED}", help=what)
 
@@ -36,18 +55,23 @@ def _option(name: str, what: str) -> Any:
 Requests = Annotated[Any, _option("--requests-per-minute", "Requests in any minute.")]
 Tokens = Annotated[Any, _option("--tokens-per-minute", "Tokens, in and out, in a minute.")]
 Concurrency = Annotated[Any, _option("--max-concurrency", "Requests at the same time.")]
+Weight = Annotated[
+    Any, typer.Option("--weight", parser=_ratio, metavar="X", help="Of its share of the engine.")
+]
+Running = Annotated[Any, _option("--max-running", "Sequences that the engine runs at once.")]
+KvShare = Annotated[
+    Any,
+    typer.Option(
+        "--kv-share", parser=_ratio, metavar="X", help="Of the KV cache, at most; 1: all."
+    ),
+]
 
 
-def _limits(requests: Any, tokens: Any, concurrency: Any) -> dict[str, int | None]:
-    """The limits that were given, as the API takes them: null for none."""
-    given = {
-        "requests_per_minute": requests,
-        "tokens_per_minute": tokens,
-        "max_concurrency": concurrency,
-    }
+def _limits(*given: Any) -> dict[str, Any]:
+    """Of `LIMITS`, those that were given, as the API takes them: null for none."""
     return {
         name: None if value == UNLIMITED else value
-        for name, value in given.items()
+        for name, value in zip(LIMITS, given, strict=True)
         if value is not None
     }
 
@@ -58,15 +82,18 @@ def create(
     requests: Requests = None,
     tokens: Tokens = None,
     concurrency: Concurrency = None,
+    weight: Weight = None,
+    running: Running = None,
+    kv_share: KvShare = None,
     url: Url = None,
     api_key: ApiKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: Json = False,
 ) -> None:
-    """Create a tenant; a limit that is not given is none."""
+    """Create a tenant; a limit that is not given is none, and its weight is 1."""
     api = connect(url, api_key, data_dir, Role.OPERATOR)
-    body = {"name": name, **_limits(requests, tokens, concurrency)}
-    show(api.call("POST", "/v1/tenants", json=body), as_json, COLUMNS)
+    given = _limits(requests, tokens, concurrency, weight, running, kv_share)
+    show(api.call("POST", "/v1/tenants", json={"name": name, **given}), as_json, COLUMNS)
 
 
 @app.command("list")
@@ -87,6 +114,9 @@ def limits(
     requests: Requests = None,
     tokens: Tokens = None,
     concurrency: Concurrency = None,
+    weight: Weight = None,
+    running: Running = None,
+    kv_share: KvShare = None,
     url: Url = None,
     api_key: ApiKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
@@ -94,6 +124,7 @@ def limits(
 ) -> None:
     """Show a tenant's limits, or change those that are given."""
     api = connect(url, api_key, data_dir, Role.OPERATOR)
-    path, changes = f"/v1/tenants/{tenant}", _limits(requests, tokens, concurrency)
+    changes = _limits(requests, tokens, concurrency, weight, running, kv_share)
+    path = f"/v1/tenants/{tenant}"
     answer = api.call("PATCH", path, json=changes) if changes else api.call("GET", path)
     show(answer, as_json, COLUMNS)

@@ -66,6 +66,9 @@ class Tenant(Base):
     requests_per_minute: Mapped[int | None] = mapped_column(default=None)
     tokens_per_minute: Mapped[int | None] = mapped_column(default=None)
     max_concurrency: Mapped[int | None] = mapped_column(default=None)
+    weight: Mapped[float] = mapped_column(default=1.0, server_default="1")
+    max_running: Mapped[int | None] = mapped_column(default=None)
+    kv_share: Mapped[float] = mapped_column(default=1.0, server_default="1")
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     suspended_at: Mapped[datetime | None] = mapped_column(default=None)
 

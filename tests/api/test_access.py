@@ -30,6 +30,11 @@ NEEDS: dict[tuple[str, str], set[str]] = {
     ("GET", "/v1/adapters"): {"adapters:read"},
     ("GET", "/v1/adapters/{name}"): {"adapters:read"},
     ("DELETE", "/v1/adapters/{name}"): {"adapters:write"},
+    ("GET", "/v1/adapters/{name}/aliases"): {"adapters:read"},
+    ("PUT", "/v1/adapters/{name}/aliases/{alias}"): {"adapters:write"},
+    ("DELETE", "/v1/adapters/{name}/aliases/{alias}"): {"adapters:write"},
+    ("POST", "/v1/adapters/{name}/aliases/{alias}/rollback"): {"adapters:write"},
+    ("GET", "/v1/adapters/{name}/aliases/{alias}/history"): {"adapters:read"},
     ("POST", "/v1/tenants"): {OPERATOR},
     ("GET", "/v1/tenants"): {OPERATOR},
     ("GET", "/v1/tenants/{tenant_id}"): {OPERATOR},
@@ -66,7 +71,7 @@ async def test_every_other_route_denies_strangers_and_keys_without_its_scope(wor
 
             async def call(key, method=method, path=path):
                 headers = {"authorization": f"Bearer {key}"} if key else {"x-forwarded-for": "::1"}
-                options = {"json": {}} if method in ("POST", "PATCH") else {}
+                options = {"json": {}} if method in ("POST", "PUT", "PATCH") else {}
                 answer = await client.request(method, path, headers=headers, **options)
                 return answer.status_code
 

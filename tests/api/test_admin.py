@@ -24,7 +24,7 @@ async def test_a_tenant_is_made_shown_changed_suspended_and_resumed(world, opera
     assert (freed.json()["max_concurrency"], freed.json()["suspended"]) == (None, True)
     resumed = await operator.patch(path, json={"suspended": False})
     assert resumed.json()["suspended"] is False
-    assert (await operator.get(path)).json() == resumed.json()
+    assert (await operator.get(path)).json() == resumed.json() | {"service": None}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,10 @@ async def test_a_tenant_is_made_shown_changed_suspended_and_resumed(world, opera
         ({"name": "x", "max_concurrency": 0}, 400, "max_concurrency"),
         ({"name": "x", "tokens_per_minute": "many"}, 400, "tokens_per_minute"),
         ({"name": "x", "requests_per_minute": 10**9}, 400, "requests_per_minute"),
+        ({"name": "x", "weight": 0}, 400, "weight"),
+        ({"name": "x", "weight": None}, 400, "weight"),
+        ({"name": "x", "max_running": 1.5}, 400, "max_running"),
+        ({"name": "x", "kv_share": 1.5}, 400, "kv_share"),
         ({"name": "x", "color": "red"}, 400, "color"),
     ],
 )

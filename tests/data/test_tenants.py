@@ -67,9 +67,7 @@ def test_an_impossible_limit_is_refused(name: str) -> None:
     for value in (least, most):
         assert getattr(TenantLimits(**{name: value}), name) == value
     for value in (0, -1, most + 1, math.inf, math.nan):
-        with pytest.raises(
-            BadRequest, match=f"{name} must be between {least} and {most}"
-        ) as caught:
+        with pytest.raises(BadRequest, match=f"between {least} and {most}") as caught:
             TenantLimits(**{name: value})
         assert caught.value.param == name
         assert ("null" in caught.value.message) == (name not in ("weight", "kv_share"))
