@@ -45,15 +45,15 @@ class Images:
         self.base = msgspec.json.decode(base_file.read_bytes(), type=BaseManifest)
         self.store = ImageStore(str(folder / "images"))
         self._base_file, self._folder, self._count = base_file, folder, 0
-        self._adapters: list[str] = []
+        self._adapters: defaultdict[int, list[str]] = defaultdict(list)  # by rank
 
-    def adapters(self, count: int) -> list[str]:
-        """The first `count` adapters of rank 16 on all linears, made where they are not yet."""
-        if not self._adapters:
-            self._adapters.append(self.compile())
-        missing = count - len(self._adapters)
-        self._adapters += self.vary(self._adapters[0], max(0, missing))
-        return self._adapters[:count]
+    def adapters(self, count: int, rank: int = 16) -> list[str]:
+        """The first `count` adapters of a rank on all linears, made where they are not yet."""
+        made = self._adapters[rank]
+        if not made:
+            made.append(self.compile(rank))
+        made += self.vary(made[0], max(0, count - len(made)))
+        return made[:count]
 
     def compile(self, rank: int = 16, **config: object) -> str:
         """Compile a random adapter, on all linears unless PEFT's `config` says less."""
