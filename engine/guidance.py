@@ -19,6 +19,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
+from loraplex.engine.guide_dates import with_real_dates
 from loraplex.engine.protocol import Guide
 from loraplex.engine.strict_json import JsonError, parse_object
 
@@ -140,9 +141,9 @@ def _grammar(guide: Guide) -> str:
     if guide.kind == "grammar":
         return LLMatcher.grammar_from_lark(guide.text)
     try:
-        schema = parse_object(guide.text.encode())
+        schema = with_real_dates(parse_object(guide.text.encode()))
         return LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": WHITESPACE})
-    except (JsonError, ValueError) as error:
+    except (JsonError, ValueError, RecursionError) as error:
         raise GuideError(f"the JSON schema cannot be followed: {error}") from error
 
 
