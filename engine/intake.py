@@ -89,13 +89,16 @@ class Intake:
     def _is_passed_by(self) -> bool:
         """Whether too many have passed the request that waits for memory longest.
 
-        Who is held back for it stays so until its image is there, not only until it has room.
+        Who is held back for it stays so until its image is there, not only until it has room. An
+        image that a slow store keeps waiting holds nobody back.
         """
         if not (self._held or self._residency.lacking_bytes):
             return False
-        waiting = self._scheduler.loading_images[:1]
-        turns = (self._scheduler.loading_for(digest)[0].request.turn for digest in waiting)
-        return any(self._turns - turn >= PASSES for turn in turns)
+        located = filter(self._residency.is_located, self._scheduler.loading_images)
+        oldest = next(located, None)
+        if oldest is None:
+            return False
+        return self._turns - self._scheduler.loading_for(oldest)[0].request.turn >= PASSES
 
     def settle(self) -> Iterator[Refused]:
         """Let on what has all it needs by now; yields what will not get it."""

@@ -70,6 +70,11 @@ class ResidencyReport:
         image = self._places.images.get(digest)
         return image.references if image else 0
 
+    def is_located(self, digest: str) -> bool:
+        """Whether the image is on local disk by now, or nearer: no store keeps it waiting."""
+        image = self._places.images.get(digest)
+        return image is not None and image.located is not None
+
     def failure(self, digest: str) -> Failure | None:
         """Why an image could not be had; kept while requests that waited for it hold it."""
         image = self._places.images.get(digest)

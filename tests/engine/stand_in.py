@@ -168,6 +168,7 @@ class StandInResidency:
         self.failures: dict[str, tuple[FailureCode, str]] = {}
         self.invocations: dict[str, tuple[int, ...]] = {}
         self.near: set[str] = set()
+        self.located: set[str] = set()
         self.pins: set[str] = set()
         self.polls = 0
         self.resident_bytes = self.budget_bytes = self.lacking_bytes = self.spare_bytes = 0
@@ -197,6 +198,9 @@ class StandInResidency:
     def pin(self, digest: str, pinned: bool) -> bool:
         (self.pins.add if pinned else self.pins.discard)(digest)
         return True
+
+    def is_located(self, digest: str) -> bool:
+        return digest in self.located
 
     def header(self, digest: str) -> ImageHeader:
         return ImageHeader("f" * 64, "fp32", 0, (), invocation=self.invocations.get(digest, ()))

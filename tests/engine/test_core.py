@@ -261,3 +261,25 @@ def test_it_says_who_it_is(rig: Start, stand_in: ModuleType) -> None:
     ready = rig(num_blocks=10).engine.describe("now")
     assert (ready.epoch, ready.base) == ("now", stand_in.MANIFEST.fingerprint)
     assert (ready.max_model_len, ready.kv_capacity_tokens) == (40, 40)
+
+
+@pytest.mark.parametrize("located", [False, True], ids=["slow store", "no memory"])
+def test_only_who_waits_for_memory_holds_others_back(
+    rig: Start, stand_in: ModuleType, located: bool
+) -> None:
+    subject = rig()
+    subject.arrive(B)
+    subject.residency.lacking_bytes = 1
+    subject.residency.located = {A} if located else set()
+    subject.add(stand_in.request("waits", 1, image=A))
+    for i in range(80):
+        subject.add(stand_in.request(str(i), 1, image=B, max_tokens=1))
+        subject.step()
+    served = sum(bool(subject.tokens(str(i))) for i in range(80))
+    assert served == (64 if located else 80)
+    subject.residency.lacking_bytes = 0
+    subject.arrive(A)
+    subject.step()
+    subject.drain()
+    assert all(isinstance(subject.end(name), Finished) for name in ("waits", "79"))
+    assert subject.holds_nothing()
