@@ -18,8 +18,9 @@ from loraplex.platform.db.models import Adapter, AdapterVersion
 from loraplex.platform.db.session import Database
 from loraplex.platform.errors import ApiError, Forbidden, InvalidKey
 from loraplex.platform.keys import KeyRing
+from loraplex.platform.quotas import TenantLimits
 from loraplex.platform.registry import list_adapters
-from loraplex.platform.tenants import TenantLimits, create_tenant, find_tenant
+from loraplex.platform.tenants import create_tenant, find_tenant
 from loraplex.platform.uploads import FILES, Gate, Upload
 
 TENANT = "demo"

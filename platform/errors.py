@@ -15,6 +15,7 @@
     ├── TooLarge                  413     invalid_request_error   request_too_large
     ├── AdapterRejected           422     invalid_request_error   adapter_rejected
     ├── RateLimited               429     rate_limit_error        rate_limit_exceeded
+    ├── QuotaExceeded             429     insufficient_quota      insufficient_quota
     ├── InternalError             500     server_error            internal_error
     ├── ImageUnusable             500     server_error            image_missing, image_corrupt
     ├── TimedOut                  504     server_error            request_timeout
@@ -230,6 +231,12 @@ class RateLimited(ApiError):
             headers=headers,
         )
         self.kind, self.limit, self.remaining = kind, limit, remaining
+
+
+class QuotaExceeded(ApiError):
+    """A budget or a quota is used up, and waiting a little will not help."""
+
+    status, type, code, retry = 429, "insufficient_quota", "insufficient_quota", False
 
 
 class InternalError(ApiError):

@@ -26,7 +26,8 @@ from loraplex.platform.db.page import Page, fetch_page
 from loraplex.platform.db.session import Database
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import BadRequest, Forbidden, InvalidKey, NotFound, Unavailable
-from loraplex.platform.tenants import TenantLimits, get_tenant
+from loraplex.platform.quotas import UNLIMITED, Limits, TenantLimits
+from loraplex.platform.tenants import get_tenant
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +42,18 @@ _USED_EVERY: Final = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Principal:
-    """Who calls: a key, its tenant (None: an operator), what it may do, and the tenant's limits."""
+    """Who calls: a key, its tenant (None: an operator), what it may do, and what holds it.
+
+    `limits` are the tenant's and `key_limits` the key's own; `adapters` are the names of those that
+    it may use, None for all.
+    """
 
     key_id: str
     tenant_id: str | None
     scopes: frozenset[Scope]
     limits: TenantLimits
+    key_limits: Limits = UNLIMITED
+    adapters: frozenset[str] | None = None
 
     @property
     def is_operator(self) -> bool:
@@ -119,6 +126,8 @@ class KeyRing:
             tenant_id=key.tenant_id,
             scopes=frozenset(cast("list[Scope]", key.scopes)),
             limits=TenantLimits() if tenant is None else TenantLimits.of(tenant),
+            key_limits=Limits.of(key),
+            adapters=None if key.adapters is None else frozenset(key.adapters),
         )
 
     def _digest(self, secret: str) -> str:

@@ -31,7 +31,7 @@ from redis.exceptions import RedisError
 
 from loraplex.platform.errors import BadRequest, LimiterDown, LimitKind, RateLimited
 from loraplex.platform.ids import new_id
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 
 log = logging.getLogger(__name__)
 

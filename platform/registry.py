@@ -8,7 +8,7 @@ never changed and their numbers never used again, even when a name is deleted an
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sqlalchemy import Select, false, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -20,20 +20,32 @@ from loraplex.platform.db.models import Adapter, AdapterVersion, Alias
 from loraplex.platform.db.page import Page, fetch_page
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import BadRequest, ModelNotFound, NameConflict
+from loraplex.platform.quotas import UNLIMITED, Limits
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 ALIAS: Final = re.compile(r"[a-z][a-z0-9._-]{0,62}")
+Arm = Literal["stable", "canary"]
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a request's `model` means: the immutable id, and the image (None: the bare base)."""
+    """What a request's `model` means: the immutable id, and the image (None: the bare base).
+
+    `adapter_id` is the id of the adapter's row and `limits` are its own; `owner` is the tenant that
+    lets the caller use it, None for one of the caller's; `arm` is which side of a canary split was
+    taken.
+    """
 
     model_id: str
     digest: str | None = None
-    adapter: str | None = None
+    adapter: str | None = None  # its name; "owner/name" for another tenant's
     version: int | None = None
+    adapter_id: str | None = None
+    limits: Limits = UNLIMITED
+    owner: str | None = None
+    public: bool = False
+    arm: Arm | None = None
 
 
 def check_name(name: str, base_name: str) -> str:

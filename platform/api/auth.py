@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
-from loraplex.platform.api.context import Ctx
+from loraplex.platform.api.context import Ctx, RequestId
+from loraplex.platform.audit import Actor
 from loraplex.platform.errors import BadRequest, Forbidden, NotFound
 from loraplex.platform.keys import Principal, Scope
 from loraplex.platform.tenants import get_tenant
@@ -57,6 +58,14 @@ async def operator(principal: Authenticated) -> Principal:
     if not principal.is_operator:
         raise Forbidden("Only an operator's key may do this.")
     return principal
+
+
+async def acting(principal: Authenticated, request_id: RequestId) -> Actor:
+    """A dependency: the caller, as the audit log names them."""
+    return Actor(principal.key_id, request_id)
+
+
+Acting = Annotated[Actor, Depends(acting)]
 
 
 async def chosen_tenant(

@@ -6,34 +6,28 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from loraplex.engine.protocol import Service
-from loraplex.platform.api.schemas import Body, Named, seconds
+from loraplex.platform.api.limit_schemas import LimitsIn, LimitsOut, within
+from loraplex.platform.api.schemas import Named, seconds
 from loraplex.platform.db.models import Tenant
-from loraplex.platform.tenants import BOUNDS, TenantLimits
+from loraplex.platform.quotas import TenantLimits
+
+Weight = Annotated[float, within("weight", 2.0, "Of its share of the engine's service.")]
+Running = Annotated[int, within("max_running", 16, "Sequences that the engine runs at once.")]
+KvShare = Annotated[float, within("kv_share", 0.5, "Of the KV cache, the most that it may hold.")]
+Resident = Annotated[int, within("resident_bytes", 1 << 30, "Of images in the engine's memory.")]
+Storage = Annotated[int, within("storage_bytes", 10 << 30, "Of stored images, each counted once.")]
+Adapters = Annotated[int, within("max_adapters", 1_000, "Adapters.")]
 
 
-def _within(name: str, example: float, description: str) -> Any:
-    """A limit's field, with its bounds."""
-    least, most = BOUNDS[name]
-    return Field(ge=least, le=most, description=description, examples=[example])
-
-
-Requests = Annotated[int, _within("requests_per_minute", 120, "Requests in any minute.")]
-Tokens = Annotated[int, _within("tokens_per_minute", 50_000, "Tokens, in and out, in a minute.")]
-Concurrency = Annotated[int, _within("max_concurrency", 8, "Requests at the same time.")]
-Weight = Annotated[float, _within("weight", 2.0, "Of its share of the engine's service.")]
-Running = Annotated[int, _within("max_running", 16, "Sequences that the engine runs at once.")]
-KvShare = Annotated[float, _within("kv_share", 0.5, "Of the KV cache, the most that it may hold.")]
-
-
-class TenantLimitsIn(Body):
+class TenantLimitsIn(LimitsIn):
     """Limits that a body may set; null is no limit."""
 
-    requests_per_minute: Requests | None = None
-    tokens_per_minute: Tokens | None = None
-    max_concurrency: Concurrency | None = None
     weight: Weight = 1.0
     max_running: Running | None = None
     kv_share: KvShare = 1.0
+    resident_bytes: Resident | None = None
+    storage_bytes: Storage | None = None
+    max_adapters: Adapters | None = None
 
 
 class TenantIn(TenantLimitsIn):
@@ -48,17 +42,17 @@ class TenantChange(TenantLimitsIn):
     suspended: bool | None = None
 
 
-class TenantOut(Named):
+class TenantOut(LimitsOut, Named):
     """A tenant and its limits; null is no limit."""
 
     object: Literal["tenant"] = "tenant"
     name: str
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    max_concurrency: int | None
     weight: float
     max_running: int | None
     kv_share: float
+    resident_bytes: int | None
+    storage_bytes: int | None
+    max_adapters: int | None
     suspended: bool
     created_at: int
 

@@ -9,8 +9,8 @@ from loraplex.platform.api.context import Ctx
 from loraplex.platform.api.schemas import After, Listed, PageSize, listed
 from loraplex.platform.api.tenant_schemas import TenantChange, TenantDetail, TenantIn, TenantOut
 from loraplex.platform.keys import Principal
+from loraplex.platform.quotas import TenantLimits
 from loraplex.platform.tenants import (
-    TenantLimits,
     create_tenant,
     get_tenant,
     list_tenants,

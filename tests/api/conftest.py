@@ -31,9 +31,10 @@ from loraplex.platform.ids import new_id
 from loraplex.platform.keys import SCOPES, KeyRing
 from loraplex.platform.limits import Limiter, connect
 from loraplex.platform.prefix_state import PrefixState
+from loraplex.platform.quotas import TenantLimits
 from loraplex.platform.registry import add_version
 from loraplex.platform.settings import Settings
-from loraplex.platform.tenants import TenantLimits, create_tenant
+from loraplex.platform.tenants import create_tenant
 from loraplex.platform.text import BYTE_ALPHABET
 from loraplex.platform.uploads import Gate
 

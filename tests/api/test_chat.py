@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loraplex.engine.protocol import Part, composition_digest
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 
 pytestmark = pytest.mark.anyio
 

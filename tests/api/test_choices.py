@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 
 pytestmark = pytest.mark.anyio
 

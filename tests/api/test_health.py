@@ -8,7 +8,7 @@ from loraplex.engine.client.fake import FakeEngine
 from loraplex.engine.protocol import ADAPTER_BUCKETS, ROW_BUCKETS, Service, Stats
 from loraplex.platform.api.health import CHECKS
 from loraplex.platform.metrics import Metrics
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 from loraplex.web.pages import Welcome, render_welcome
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,7 @@ import pydantic
 import pytest
 
 from loraplex.platform.hermes import call_text
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from loraplex.engine.protocol import Policy, Service, Stats
 from loraplex.platform.cli import app as command_line
 from loraplex.platform.cli import tenants as commands
 from loraplex.platform.cli.client import Api
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 
 pytestmark = pytest.mark.anyio
 

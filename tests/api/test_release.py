@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from loraplex.platform.db.models import UsageRecord
 from loraplex.platform.limits import Limiter
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 
 pytestmark = pytest.mark.anyio
 

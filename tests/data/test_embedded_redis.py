@@ -22,7 +22,7 @@ from loraplex.platform.embedded_redis import EmbeddedRedis, RedisStartError, fin
 from loraplex.platform.errors import LimiterDown
 from loraplex.platform.ids import new_id
 from loraplex.platform.limits import Limiter, connect
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 
 PATIENCE = 20.0
 LIMITS = TenantLimits(100, 1000, 100)

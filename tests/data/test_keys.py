@@ -16,7 +16,8 @@ from loraplex.platform.db.session import Database
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import BadRequest, Forbidden, InvalidKey, NotFound
 from loraplex.platform.keys import KeyRing, Principal
-from loraplex.platform.tenants import TenantLimits, set_limits, set_suspended
+from loraplex.platform.quotas import TenantLimits
+from loraplex.platform.tenants import set_limits, set_suspended
 
 pytestmark = pytest.mark.anyio
 ALL_TENANT_SCOPES = ["infer", "adapters:read", "adapters:write", "admin"]

@@ -5,7 +5,7 @@ import pytest
 from loraplex.platform.errors import BadRequest
 from loraplex.platform.limits import _duration as duration
 from loraplex.platform.limits import cap_max_tokens
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from loraplex.platform.embedded_redis import EmbeddedRedis
 from loraplex.platform.errors import BadRequest, LimiterDown, RateLimited
 from loraplex.platform.ids import new_id
 from loraplex.platform.limits import Admission, Budget, Limiter, connect
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 
 pytestmark = pytest.mark.anyio
 YEAR = 3.15e7  # seconds; a period that does not end during a test

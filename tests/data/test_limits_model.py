@@ -19,7 +19,7 @@ from loraplex.platform.embedded_redis import EmbeddedRedis
 from loraplex.platform.errors import BadRequest, RateLimited
 from loraplex.platform.ids import new_id
 from loraplex.platform.limits import Admission, Limiter, connect
-from loraplex.platform.tenants import TenantLimits
+from loraplex.platform.quotas import TenantLimits
 
 CENTURY = 3.15e9  # seconds; in one period nothing comes back by itself
 LIMITS = st.builds(
