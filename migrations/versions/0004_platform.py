@@ -1,5 +1,7 @@
 """The platform: users, budgets, key rotation, canaries, sharing, variants, upload jobs, audit."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -28,7 +30,7 @@ NEW_TABLES = (
 )
 
 
-def _columns() -> dict[str, list[sa.Column[object]]]:
+def _columns() -> dict[str, list[sa.Column[Any]]]:
     """What each table gains."""
     budgets = ("tokens_per_day", "tokens_per_month")
     rates = ("requests_per_minute", "tokens_per_minute", "max_concurrency")
