@@ -102,6 +102,17 @@ class User(TenantOwned, Base):
     signed_in_at: Mapped[datetime | None] = mapped_column(default=None)
 
 
+class UserSession(Base):
+    """A user's stay on the pages, known by the hash of an id that only their browser has."""
+
+    __tablename__ = "user_sessions"
+
+    digest: Mapped[str] = mapped_column(Text(64), primary_key=True)
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), index=True)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
 class ApiKey(Limited, TenantOwned, Base):
     """A key, known by the digest of its secret; without a tenant it is an operator's."""
 
@@ -269,11 +280,11 @@ class UsageRecord(TenantOwned, Base):
     """What one request used; there is one row a request, however often it is recorded."""
 
     __tablename__ = "usage_records"
-    __table_args__ = (Index(None, "tenant_id", "day", "adapter"),)
+    __table_args__ = (Index(None, "tenant_id", "day", "adapter"), Index(None, "adapter", "day"))
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
     request_id: Mapped[str] = mapped_column(Text(MODEL_LENGTH), primary_key=True)
-    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
+    key_id: Mapped[str] = mapped_column(Text(ID_LENGTH))  # or a user's, in the playground
     adapter: Mapped[str | None] = mapped_column(Text(OWNED_LENGTH))  # None: the bare base
     model: Mapped[str] = mapped_column(Text(MODEL_LENGTH))  # "name@3", or the base
     arm: Mapped[str | None] = mapped_column(Text(8), default=None)  # of a canary split

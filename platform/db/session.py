@@ -25,9 +25,9 @@ from sqlalchemy.exc import DBAPIError, InvalidatePoolError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from loraplex.platform.db import schema
+from loraplex.platform.db import one_trip, schema
 from loraplex.platform.db.tenancy import READ_ONLY, TENANT, GuardedSession
-from loraplex.platform.errors import Unavailable
+from loraplex.platform.errors import StorageFull, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ PASSING: Final = {  # SQLSTATE
     "57P02": "crash_shutdown",
     "57P03": "cannot_connect_now",
 }
+DISK_FULL: Final = "53100"  # SQLSTATE
 
 
 class Database:
@@ -136,10 +137,16 @@ async def _reach(session: AsyncSession) -> None:
 
 @contextmanager
 def _passing_faults() -> Iterator[None]:
-    """Raise `Unavailable` for what the same statements may not meet the next time."""
+    """Raise `Unavailable` for what the same statements may not meet the next time.
+
+    Raises `StorageFull` where there is no room for what they write.
+    """
     try:
         yield
     except DBAPIError as error:
+        if _is_full(error.orig):
+            log.error("the database's disk is full: %s", str(error).partition("\n")[0])
+            raise StorageFull from error
         if error.connection_invalidated or _is_passing(error.orig):
             raise _unavailable(error) from error
         raise
@@ -149,6 +156,12 @@ def _is_passing(error: BaseException | None) -> bool:
     if isinstance(error, sqlite3.OperationalError):
         return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     return getattr(error, "sqlstate", None) in PASSING
+
+
+def _is_full(error: BaseException | None) -> bool:
+    if isinstance(error, sqlite3.OperationalError):
+        return error.sqlite_errorcode == sqlite3.SQLITE_FULL
+    return getattr(error, "sqlstate", None) == DISK_FULL
 
 
 def _unavailable(error: Exception) -> Unavailable:
@@ -179,7 +192,8 @@ def _open_postgresql(url: URL, busy_timeout_s: float) -> AsyncEngine:
 
 
 def _open_sqlite(url: URL, busy_timeout_s: float) -> AsyncEngine:
-    engine = create_async_engine(url)
+    (path,), options = url.get_dialect()().create_connect_args(url)
+    engine = create_async_engine(url, async_creator=lambda: one_trip.connect(path, **options))
 
     @event.listens_for(engine.sync_engine, "connect")
     def connect(connection: DBAPIConnection, _: object) -> None:
