@@ -84,6 +84,26 @@ class Arrivals:
                 self._take(digest, image, job.result())
         return count > 0
 
+    def let_in(self) -> None:
+        """Let images on that a tenant of theirs may have, none before another of its tenant's.
+
+        One that lost its place while it was read, for its tenants use others again, waits first in
+        line, without its memory.
+        """
+        places, allowances = self._places, self._places.allowances
+        for digest, image in list(places.verified.images.items()):
+            if not any(map(allowances.may_keep, image.holders)):
+                image.loaded = None
+                places.put(digest, image, places.barred)
+                places.barred.images.move_to_end(digest, last=False)
+        behind: set[str] = set()
+        for digest, image in list(places.barred.images.items()):
+            first, size = image.holders.keys() - behind, image.device_bytes
+            if any(allowances.may_have(tenant, size) for tenant in first):
+                places.put(digest, image, places.unread)
+            else:
+                behind |= image.holders.keys()
+
     def read(self, room: int) -> None:
         """Start to read images, oldest first, for which the device will have `room` bytes.
 
@@ -146,7 +166,7 @@ class Arrivals:
         elif image.references:
             places.lift(digest, image)
             image.located = outcome
-            places.put(digest, image, places.unread)
+            places.put(digest, image, places.barred)
         else:
             self._read_hinted(digest, image, outcome)
 

@@ -8,8 +8,11 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from loraplex.engine.checkpoint import weight_files
-from loraplex.engine.float_arrays import Floats, read_floats
+from loraplex.engine.float_arrays import Floats, read_floats, read_rows
 from loraplex.engine.peft_format import module_path
 from loraplex.engine.safetensors_header import Tensor
 
@@ -26,7 +29,14 @@ class BaseWeights:
 
     def read(self, layer: int, name: str) -> Floats:
         """Weight `[out, in]` of one linear as float32; raises `KeyError` when there is none."""
-        return read_floats(*self._places[f"{module_path('model.', layer, name)}.weight"])
+        return read_floats(*self._place(layer, name))
+
+    def rows(self, layer: int, name: str, rows: npt.NDArray[np.int64]) -> Floats:
+        """Some of its rows, without reading the others."""
+        return read_rows(*self._place(layer, name), rows)
+
+    def _place(self, layer: int, name: str) -> tuple[Path, Tensor]:
+        return self._places[f"{module_path('model.', layer, name)}.weight"]
 
 
 def _header(path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -8,50 +8,44 @@ SOURCE holds `adapter_config.json` and `adapter_model.safetensors`; nothing else
 Prints one line of JSON and exits with 0 (a `Report`) or 3 (`{"reasons": [...]}`); exits with 2 and
 a sentence on stderr when it could not work. The same input gives the same digest.
 
-This file knows the steps, and the limits of the process. It refuses to run what an upload brings,
-be it pickle, code or a regular expression, and reads no weight before all headers are right.
+This file knows the steps. It refuses to run what an upload brings, be it pickle, code or a regular
+expression, and reads no weight before all headers are right.
 """
 
 import argparse
-import math
 import os
-import resource
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 
+from loraplex.engine import sandbox
+from loraplex.engine.adapter_report import (
+    Dtypes,
+    Report,
+    coverage,
+    match_base,
+    parameters,
+    scaling,
+    source_dtypes,
+)
 from loraplex.engine.checkpoint import PrepareError
 from loraplex.engine.images import BaseManifest, ImageDtype
 from loraplex.engine.peft_config import PeftConfig
 from loraplex.engine.peft_config_reader import MAX_BYTES, read_config
 from loraplex.engine.peft_format import LoraModule, match_modules
 from loraplex.engine.reasons import Findings, Reason, Rejected
-from loraplex.engine.safetensors_header import UNPICKLE, Tensor, read_tensors
+from loraplex.engine.safetensors_header import UNPICKLE, read_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
-CPU_SECONDS = 600
 FAILED, REJECTED = 2, 3
 
 _TOO_COSTLY = Reason("too_costly", "Checking the adapter took more memory than its size explains.")
 _SEND_BOTH = f"send {CONFIG} and {WEIGHTS}, as PEFT's save_pretrained writes them"
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What was compiled; `modules` counts the layers in which each linear is adapted."""
-
-    digest: str
-    bytes: int
-    rank: int  # the largest
-    modules: dict[str, int]
-    dora: bool
-    rslora: bool
-    parameters: int
-    invocation: tuple[int, ...] = ()  # of an activated adapter
-    warnings: tuple[Reason, ...] = ()
 
 
 def compile_adapter(
@@ -60,27 +54,71 @@ def compile_adapter(
     """Write the image of the checkpoint in `source` to `out`.
 
     Raises `Rejected` with all reasons: those of the configuration and the weights' header together,
-    and, when these are right, those of the weights. `out` is written whole or not at all.
+    and, when these are right, those of the weights. `out` is written whole or not at all, and only
+    once it was read back and found to add what the checkpoint adds.
     """
-    findings = Findings()
-    config = _read_config(source, findings)
-    modules = _read_modules(source, config, base, findings)
-    findings.raise_if_any()
-    from loraplex.engine.lora_arrays import write_image  # NumPy, for what deserves it
+    findings, clock = Findings(), _Stages()
+    config, modules = _read_headers(source, base, findings)
+    match = match_base(config, base, findings)
+    clock.end("headers")
+    part = out.with_name(f"{out.name}.{os.getpid()}.part")
+    try:
+        from loraplex.engine.lora_arrays import write_image  # NumPy, for what deserves it
+        from loraplex.engine.parity import check_parity
 
-    invocation = config.invocation if config else ()
-    digest = write_image(modules, invocation, source / WEIGHTS, base, out, dtype, findings)
+        weights = source / WEIGHTS
+        written = write_image(modules, config.invocation, weights, base, part, dtype, findings)
+        clock.end("image")
+        parity, norms = check_parity(modules, weights, part, written.digest, base, findings)
+        clock.end("parity")
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
     return Report(
-        digest=digest,
+        digest=written.digest,
         bytes=out.stat().st_size,
         rank=max(m.rank for m in modules),
         modules=dict(Counter(m.name for m in modules)),
         dora=any(m.magnitude for m in modules),
-        rslora=config is not None and config.rslora,
-        parameters=sum(_parameters(m) for m in modules),
-        invocation=invocation,
+        rslora=config.rslora,
+        parameters=parameters(modules),
+        source_bytes=weights.stat().st_size,
+        coverage=coverage(modules, base),
+        base=match,
+        scaling=scaling(modules),
+        dtype=Dtypes(source_dtypes(modules), dtype),
+        parity=parity,
+        norms=norms,
+        zero_modules=written.idle,
+        invocation=config.invocation,
         warnings=findings.warnings,
+        seconds=clock.seconds,
     )
+
+
+class _Stages:
+    """Times the stages of a compilation."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def end(self, stage: str) -> None:
+        """A stage ends here, and the next begins."""
+        now = time.monotonic()
+        self.seconds[stage], self._since = round(now - self._since, 4), now
+
+
+def _read_headers(
+    source: Path, base: BaseManifest, findings: Findings
+) -> tuple[PeftConfig, list[LoraModule]]:
+    """The configuration and the linears that it adapts; raises `Rejected`."""
+    config = _read_config(source, findings)
+    modules = _read_modules(source, config, base, findings)
+    findings.raise_if_any()
+    if config is None or not modules:
+        raise AssertionError("headers without faults describe an adapter")
+    return config, modules
 
 
 def _read_config(source: Path, findings: Findings) -> PeftConfig | None:
@@ -115,29 +153,8 @@ def _reject_missing(source: Path, findings: Findings) -> None:
         findings.reject("weights_missing", f"there is no {WEIGHTS}", _SEND_BOTH)
 
 
-def _parameters(module: LoraModule) -> int:
-    parts: tuple[Tensor | None, ...] = (module.a, module.b, module.bias, module.magnitude)
-    return sum(math.prod(part.shape) for part in parts if part is not None)
-
-
-def limit_process(weights: Path) -> None:
-    """Bound this process's CPU time, memory and output by what the weights' size explains.
-
-    Image and copies are a small multiple of the file: float32 doubles bf16, and one array at a time
-    is in float64. BLAS gets one thread, for the machine is there to serve.
-    """
-    size = weights.stat().st_size if weights.is_file() else 0
-    for kind, limit in (
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_AS, (2 << 30) + 8 * size),
-        (resource.RLIMIT_FSIZE, (64 << 20) + 2 * size),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(kind)
-        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (limit, hard))
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -147,11 +164,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--base", type=Path, required=True, help="the base's base.json")
     parser.add_argument("--out", type=Path, required=True, help="the image file to write")
     parser.add_argument("--dtype", choices=get_args(ImageDtype), default="bf16")
+    parser.add_argument(
+        "--seconds", type=int, default=600, help="of computing at most; twice that in all"
+    )
     options = parser.parse_args(arguments)
-    limit_process(options.source / WEIGHTS)
+    source: Path = options.source
+    confined = sandbox.enter(source, options.out.parent, _size(source / WEIGHTS), options.seconds)
     try:
         base = msgspec.json.decode(options.base.read_bytes(), type=BaseManifest)
-        report = compile_adapter(options.source, base, options.out, options.dtype)
+        report = compile_adapter(source, base, options.out, options.dtype)
+        report = msgspec.structs.replace(report, sandbox=confined)
     except Rejected as rejected:
         print(msgspec.json.encode({"reasons": rejected.reasons}).decode())
         return REJECTED

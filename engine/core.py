@@ -171,6 +171,9 @@ class Engine:
             executor=executor.name,
             device=executor.device,
             dtype=executor.dtype,
+            weight_bytes=executor.weight_bytes,
+            memory_bytes=executor.memory_bytes,
+            block_bytes=executor.block_bytes,
         )
 
     def stats(self) -> Stats:

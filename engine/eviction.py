@@ -109,6 +109,15 @@ class EvictionOrder:
         for (since, _), digest in heapq.merge(self._common, self._kept, key=rank):
             yield digest, since
 
+    def of(self, tenant: str) -> list[str]:
+        """A tenant's own idle images, the least recently released first."""
+        known = self._tenants.get(tenant)
+        return [*known.common, *known.kept] if known else []
+
+    def owner(self, digest: str) -> str | None:
+        """Whose an image is; None for one that is nobody's, or not known."""
+        return self._owner.get(digest)
+
     def check_integrity(self) -> None:
         """Raise `RuntimeError` when the queues do not agree with the tenants' images."""
         tenants = self._tenants.values()

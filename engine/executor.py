@@ -45,6 +45,7 @@ class Executor(Protocol):
     block_size: int  # tokens of a block
     block_bytes: int
     memory_bytes: int  # of the region
+    weight_bytes: int  # of the base, outside the region
     swap_slots: int  # places for blocks in host memory, outside the region
     device: str
     dtype: str
@@ -107,10 +108,12 @@ class TorchExecutor:
         num_blocks: int,
         memory_bytes: int,
         swap_slots: int = 0,
+        weight_bytes: int = 0,
     ) -> None:
         config = decoder.config
         self.block_size, self.num_blocks = block_size, num_blocks
         self.memory_bytes, self.swap_slots = memory_bytes, swap_slots
+        self.weight_bytes = weight_bytes
         self.device, self.dtype = "cpu", str(decoder.dtype).removeprefix("torch.")
         self._decoder = decoder
         self._cache, self._host = (

@@ -37,6 +37,12 @@ def read_floats(path: Path, tensor: Tensor) -> Floats:
     return widen(stored).reshape(tensor.shape)
 
 
+def read_rows(path: Path, tensor: Tensor, rows: npt.NDArray[np.int64]) -> Floats:
+    """Some rows of a tensor `[rows, columns]` of a file, as float32; the others are not read."""
+    stored = np.memmap(path, _STORED[tensor.dtype], "r", tensor.start, tensor.shape)
+    return widen(np.ascontiguousarray(stored[rows]))
+
+
 def widen(values: Served) -> Floats:
     """Exactly the same numbers as float32."""
     if values.dtype == np.uint16:

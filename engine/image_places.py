@@ -4,11 +4,13 @@ An image is in one place at a time, so totals are kept by moving it. This file k
 bytes; it refuses to know threads, budgets and who asks for an image.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from enum import StrEnum
+from itertools import chain
 
+from loraplex.engine.allowances import Allowances, Claim
 from loraplex.engine.image_fetcher import Failure, Loaded, Located
 from loraplex.engine.protocol import Part
 
@@ -31,14 +33,19 @@ class Image:
     def __init__(self, parts: tuple[Part, ...]) -> None:
         self.parts = parts  # of a composition, as the last request gave them
         self.tried = parts  # those of the last attempt
-        self.references = 0
-        self.tenant = ""  # who took the last reference
+        self.holders: Counter[str] = Counter()  # references of each tenant
+        self.tenant: str | None = None  # who took the last reference
         self.place: Place | None = None
         self.job: Job | None = None
         self.located: Located | None = None
         self.loaded: Loaded | None = None
         self.failure: Failure | None = None
         self.hinted = 0.0  # when a prefetch asked for it
+
+    @property
+    def references(self) -> int:
+        """How many requests hold it."""
+        return self.holders.total()
 
     @property
     def host_bytes(self) -> int:
@@ -54,9 +61,19 @@ class Image:
 class Place:
     """The images that are in one place, in the order they came, and their bytes."""
 
-    def __init__(self, state: State, is_held: bool, is_sound: Callable[[Image], bool]) -> None:
-        """`is_held`: whether requests hold its images; `is_sound` tells if one belongs here."""
+    def __init__(
+        self,
+        state: State,
+        is_held: bool,
+        is_sound: Callable[[Image], bool],
+        claim: Claim | None = None,
+    ) -> None:
+        """`is_held`: whether requests hold its images; `is_sound` tells if one belongs here.
+
+        `claim`: what they count as for their tenants, if anything.
+        """
         self.state, self._is_held, self._is_sound = state, is_held, is_sound
+        self.claim = claim
         self.images: OrderedDict[str, Image] = OrderedDict()
         self.host_bytes = self.device_bytes = 0
 
@@ -92,32 +109,50 @@ class Places:
     """All places, and what they add up to."""
 
     def __init__(self) -> None:
-        state = State
-        self.locating = Place(state.FETCHING, True, lambda i: i.job is not None and not i.located)
-        self.unread = Place(state.FETCHING, True, _is_idle_on_disk)
-        self.reading = Place(state.FETCHING, True, lambda i: i.job is not None and not i.loaded)
-        self.verified = Place(state.HOST, True, _is_in_memory)
-        self.failed = Place(state.ABSENT, True, lambda i: i.job is None and i.failure is not None)
+        state, claim = State, Claim
+        self.locating = Place(state.FETCHING, True, _is_sought, claim.WAITING)
+        self.barred = Place(state.FETCHING, True, _is_idle_on_disk, claim.BARRED)
+        self.unread = Place(state.FETCHING, True, _is_idle_on_disk, claim.COMING)
+        self.reading = Place(state.FETCHING, True, _is_being_read, claim.COMING)
+        self.verified = Place(state.HOST, True, _is_in_memory, claim.READY)
+        self.failed = Place(state.ABSENT, True, _is_not_to_be_had, claim.WAITING)
         self.hinted = Place(state.FETCHING, False, _is_hinted)
         self.spare = Place(state.HOST, False, _is_in_memory)
         self.draining = Place(state.DRAINING, False, lambda i: i.job is not None)
-        self.used = Place(state.DEVICE, True, _is_on_device)
-        self.idle = Place(state.DEVICE, False, _is_on_device)
+        self.used = Place(state.DEVICE, True, _is_on_device, claim.USED)
+        self.idle = Place(state.DEVICE, False, _is_on_device, claim.IDLE)
         self.pinned = Place(state.DEVICE, False, _is_on_device)
         self._staged = (self.reading, self.verified, self.hinted, self.spare, self.draining)
         self._wanted = (self.locating, self.unread, self.reading, self.verified)
         self._resident = (self.used, self.idle, self.pinned)
         self.images: dict[str, Image] = {}
+        self.allowances = Allowances()
+
+    def hold(self, image: Image, tenant: str) -> None:
+        """One more request of a tenant's holds an image."""
+        self._count(image, self.allowances.remove)
+        image.holders[tenant] += 1
+        image.tenant = tenant
+        self._count(image, self.allowances.add)
+
+    def let_go(self, image: Image, tenant: str) -> None:
+        """One of them does so no longer."""
+        self._count(image, self.allowances.remove)
+        image.holders[tenant] -= 1
+        image.holders += Counter()  # without those that hold it no longer
+        self._count(image, self.allowances.add)
 
     def put(self, digest: str, image: Image, place: Place) -> None:
         """Move an image from where it is, if anywhere."""
         self.lift(digest, image)
         self.images[digest] = image
         place.add(digest, image)
+        self._count(image, self.allowances.add)
 
     def lift(self, digest: str, image: Image) -> None:
         """Let a known image be in no place until it is put into one; its bytes may change."""
         if image.place is not None:
+            self._count(image, self.allowances.remove)
             image.place.remove(digest)
 
     def forget(self, digest: str) -> None:
@@ -148,6 +183,10 @@ class Places:
         """Bytes on the device."""
         return sum(place.device_bytes for place in self._resident)
 
+    def resident_digests(self) -> Iterator[str]:
+        """The images on the device, those that requests hold first."""
+        return chain.from_iterable(place.images for place in self._resident)
+
     @property
     def resident_count(self) -> int:
         """Images on the device."""
@@ -164,6 +203,33 @@ class Places:
         broken = [name for name, place in places.items() if not place.is_consistent()]
         if broken or sum(map(len, places.values())) != len(self.images):
             raise RuntimeError(f"images are not where they should be: {', '.join(broken)}")
+        counted = Allowances()
+        for image in self.images.values():
+            self._count(image, counted.add)
+        if counted.totals() != self.allowances.totals():
+            raise RuntimeError("tenants' bytes do not add up to their images'")
+
+    def _count(self, image: Image, change: Callable[[str, Claim, int], None]) -> None:
+        """Count an image for those whose it is, or no longer."""
+        claim = image.place.claim if image.place else None
+        if claim is None:
+            return
+        owners: Iterable[str | None] = image.holders
+        for tenant in (image.tenant,) if claim is Claim.IDLE else owners:
+            if tenant is not None:
+                change(tenant, claim, image.device_bytes)
+
+
+def _is_sought(image: Image) -> bool:
+    return image.job is not None and image.located is None
+
+
+def _is_being_read(image: Image) -> bool:
+    return image.job is not None and image.loaded is None
+
+
+def _is_not_to_be_had(image: Image) -> bool:
+    return image.job is None and image.failure is not None
 
 
 def _is_hinted(image: Image) -> bool:

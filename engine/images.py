@@ -17,15 +17,20 @@ activated adapter names its invocation, and tokens before that have none of this
 This file knows bytes, offsets and files. It refuses to know torch, PEFT and adapters' names.
 """
 
+import contextlib
 import hashlib
 import json
+import math
+import os
 import re
 import struct
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Any, Literal, cast
 
 import fsspec
 import msgspec
@@ -40,7 +45,9 @@ PROJECTIONS: dict[str, tuple[str, ...]] = {
 }
 ITEM_SIZE = {"bf16": 2, "fp32": 4, "int8": 1}
 MAX_HEADER_BYTES = 16 << 20
+FRESH_S = 3600.0  # after it was put, an image is not put again
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_STORED = re.compile(r"([0-9a-f]{64})\.safetensors(\.[0-9a-f]{32})?")
 
 ImageDtype = Literal["bf16", "fp32", "int8"]
 
@@ -241,16 +248,33 @@ def check_digest(digest: str) -> str:
     return digest
 
 
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of the store: an image, or what an interrupted `put` left of one.
+
+    `modified` is seconds since the epoch, infinity where the store does not say.
+    """
+
+    name: str
+    digest: str
+    is_whole: bool
+    bytes: int
+    modified: float
+
+
 class ImageStore:
     """Images by digest under a URL that fsspec understands (a directory, `s3://…`, `gs://…`)."""
 
     def __init__(self, url: str) -> None:
-        self._fs, self._root = fsspec.core.url_to_fs(url)
+        self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
 
     def put(self, source: Path, digest: str) -> None:
-        """Copy an image file in; a second copy of the same digest is not written again."""
+        """Copy an image file in, unless it was put less than `FRESH_S` ago.
+
+        So each `put` keeps it from those who remove images that lie there unnamed for longer.
+        """
         target = self._path(digest)
-        if self._fs.exists(target):
+        if self._age(target) < FRESH_S:
             return
         self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
         part = f"{target}.{uuid.uuid4().hex}"
@@ -268,29 +292,48 @@ class ImageStore:
                 raise FileNotFoundError(source)
             return Path(source)
         target = cache / f"{check_digest(digest)}.safetensors"
-        if not target.exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            part = target.with_suffix(f".{uuid.uuid4().hex}")
-            try:
-                self._fs.get_file(source, str(part))
-                part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(target)  # used now: what was used longest ago leaves the cache first
+            return target
+        cache.mkdir(parents=True, exist_ok=True)
+        part = target.with_suffix(f".{uuid.uuid4().hex}")
+        try:
+            self._fs.get_file(source, str(part))
+            os.utime(part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
         return target
 
     def delete(self, digest: str) -> None:
         """Remove an image; one that is not there is no error."""
-        if self._fs.exists(self._path(digest)):
-            self._fs.rm_file(self._path(digest))
+        self._remove(self._path(digest))
+
+    def delete_part(self, file: StoredFile) -> None:
+        """Remove what an interrupted `put` left; no error where it is gone already."""
+        if not file.is_whole:
+            self._remove(file.name)
 
     def __contains__(self, digest: str) -> bool:
         return bool(self._fs.exists(self._path(digest)))
 
-    def __iter__(self) -> Iterator[str]:
-        for name in self._fs.find(self._root):
-            stem = name.rsplit("/", 1)[-1].removesuffix(".safetensors")
-            if _DIGEST.fullmatch(stem):
-                yield stem
+    def files(self) -> Iterator[StoredFile]:
+        """All files of ours; others that lie there are passed over."""
+        for name, info in self._fs.find(self._root, detail=True).items():
+            if match := _STORED.fullmatch(name.rsplit("/", 1)[-1]):
+                digest, part = match.groups()
+                yield StoredFile(name, digest, part is None, info["size"] or 0, _modified(info))
+
+    def _age(self, name: str) -> float:
+        """Seconds since a file was written; infinity where it is not there."""
+        try:
+            return time.time() - _modified(self._fs.info(name))
+        except FileNotFoundError:
+            return math.inf
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(name)
 
     @property
     def _is_local(self) -> bool:
@@ -299,3 +342,12 @@ class ImageStore:
     def _path(self, digest: str) -> str:
         check_digest(digest)
         return f"{self._root}/{digest[:2]}/{digest}.safetensors"
+
+
+def _modified(info: Mapping[str, Any]) -> float:
+    """When a file was written, as the several stores tell it."""
+    keys = ("mtime", "LastModified", "updated", "last_modified", "created")
+    moment = next((info[key] for key in keys if info.get(key)), math.inf)
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment)
+    return moment.timestamp() if isinstance(moment, datetime) else float(moment)

@@ -112,6 +112,7 @@ def load_torch(directory: Path, config: ModelConfig, settings: EngineSettings) -
         num_blocks=sizes.num_blocks,
         memory_bytes=sizes.memory_bytes,
         swap_slots=sizes.swap_slots,
+        weight_bytes=fp32_bytes(config),
     )
 
 

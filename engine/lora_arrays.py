@@ -4,9 +4,9 @@ All in NumPy and one linear at a time, so that an upload costs neither Torch's s
 This file knows numbers. It refuses to know configurations and names: `peft_format` has checked.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,13 @@ class _Arrays:
     part: SliceData
 
 
+class Written(NamedTuple):
+    """An image that was written: its digest, and the linears that change nothing."""
+
+    digest: str
+    idle: tuple[str, ...]
+
+
 def write_image(
     modules: list[LoraModule],
     invocation: tuple[int, ...],
@@ -42,10 +49,10 @@ def write_image(
     out: Path,
     dtype: ImageDtype,
     findings: Findings,
-) -> str:
-    """Write the image of `modules`, activated by `invocation`, to `out` and return its digest.
+) -> Written:
+    """Write the image of `modules`, activated by `invocation`, to `out`.
 
-    Raises `Rejected` when the weights are not finite in `dtype`; `out` is then left as it was.
+    Raises `Rejected` when the weights are not finite in `dtype`, or change nothing anywhere.
     """
     compiler = _Compiler(weights, base, dtype, findings)
     builder = ImageBuilder(base.fingerprint, dtype, invocation)
@@ -57,13 +64,7 @@ def write_image(
                 _add(builder, base, layer, projection, arrays)
     compiler.check_effect(len(modules))
     findings.raise_if_any()
-    part = out.with_name(f"{out.name}.part")
-    try:
-        digest = builder.finish(part)
-        os.replace(part, out)
-    finally:
-        part.unlink(missing_ok=True)
-    return digest
+    return Written(builder.finish(out), tuple(compiler.idle))
 
 
 def _add(
@@ -97,10 +98,14 @@ class _Compiler:
     ) -> None:
         self._weights, self._base, self._dtype, self._findings = weights, base, dtype, findings
         self._base_weights: BaseWeights | None = None
-        self._idle: list[str] = []
+        self.idle: list[str] = []  # linears that change nothing
 
     def arrays(self, module: LoraModule) -> _Arrays:
         """The module's arrays in the serving dtype; the optional rows are float32."""
+        with np.errstate(all="ignore"):  # what comes of it is checked
+            return self._arrays(module)
+
+    def _arrays(self, module: LoraModule) -> _Arrays:
         a = self._served(module, "A", self._read(module, "A", module.a))
         b = self._served(module, "B", self._read(module, "B", module.b).T)
         scale = module.scaling * a.scale.astype(np.float64) * b.scale
@@ -109,7 +114,7 @@ class _Compiler:
         gain = self._gain(module, module.magnitude, a, b, scale) if module.magnitude else None
         is_idle = not (widen(a.values).any() and widen(b.values).any() and scale.any())
         if is_idle and gain is None and (bias is None or not bias.any()):
-            self._idle.append(_path(module))
+            self.idle.append(module.place)
         part = SliceData(
             module.rank,
             b.values.shape[1],
@@ -120,13 +125,13 @@ class _Compiler:
         return _Arrays(a.values.tobytes(), scale.astype("<f4").tobytes(), part)
 
     def check_effect(self, modules: int) -> None:
-        """Warn of linears, or of a whole adapter, that leave the base as it is."""
+        """Warn of linears that leave the base as it is, and refuse an adapter of such alone."""
         cure = "check that it was saved after training"
-        if len(self._idle) == modules:
-            self._findings.warn("no_effect", "the adapter changes nothing: every B is zero", cure)
+        if len(self.idle) == modules:
+            self._findings.reject("no_effect", "the adapter changes nothing: every B is zero", cure)
             return
-        for path in self._idle:
-            self._findings.warn("no_effect", f"{path} changes nothing: its B is zero", cure)
+        for place in self.idle:
+            self._findings.warn("no_effect", f"{place} changes nothing: its B is zero", cure)
 
     def _served(self, module: LoraModule, part: str, values: Floats) -> ServedRows:
         rows = serve_rows(np.ascontiguousarray(values), self._dtype)
@@ -145,8 +150,7 @@ class _Compiler:
             self._base_weights = BaseWeights(Path(self._base.path))
         weight = self._base_weights.read(module.layer, module.name)
         norms = row_norms(weight, widen(a.values), widen(b.values), scale)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            gain = (self._read(module, "magnitude", tensor) / norms).astype("<f4")
+        gain = (self._read(module, "magnitude", tensor) / norms).astype("<f4")
         self._check_finite(module, "magnitude", gain)
         return gain
 
@@ -157,7 +161,7 @@ class _Compiler:
 
     def _check_finite(self, module: LoraModule, part: str, values: Floats) -> None:
         if not np.isfinite(values).all():
-            detail = f"{part} of {_path(module)} is not finite in {self._dtype}"
+            detail = f"{part} of {module.place} is not finite in {self._dtype}"
             self._findings.reject("not_finite", detail, _TRAIN_AGAIN)
 
 
@@ -173,7 +177,3 @@ def row_norms(weight: Floats, a: Floats, b: Floats, scale: Doubles) -> Doubles:
         merged = weight[rows].astype(np.float64) + wide_b[rows] @ wide_a
         norms[rows] = np.sqrt(np.einsum("oi,oi->o", merged, merged))
     return norms
-
-
-def _path(module: LoraModule) -> str:
-    return f"{module.name} of layer {module.layer}"

@@ -5,11 +5,14 @@ It refuses to know what the numbers are for.
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import islice
+
+import msgspec
 
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.host_slots import HostSlots
 from loraplex.engine.plan import Plan
-from loraplex.engine.protocol import ADAPTER_BUCKETS, ROW_BUCKETS, Stats
+from loraplex.engine.protocol import ADAPTER_BUCKETS, MAX_TOLD, ROW_BUCKETS, Stats
 from loraplex.engine.residency import Residency
 from loraplex.engine.scheduler import Scheduler
 
@@ -89,5 +92,9 @@ class Meter:
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,
             images_pinned=residency.pinned_count,
-            tenants=scheduler.services(),
+            tenants=tuple(
+                msgspec.structs.replace(each, image_bytes=residency.tenant_bytes(each.tenant))
+                for each in scheduler.services()
+            ),
+            resident=tuple(islice(residency.resident_digests(), MAX_TOLD)),
         )

@@ -28,6 +28,7 @@ class PeftConfig:
     ranks: tuple[tuple[Pattern, int], ...]
     alphas: tuple[tuple[Pattern, float], ...]
     invocation: tuple[int, ...]  # token ids that activate the adapter; none: it always is
+    base_name: str | None = None  # of the base it was trained on; advice
 
     def covers(self, module: str, layer: int) -> bool:
         """Whether PEFT adapts this linear; `module` is its path, as `model.layers.0.mlp.up_proj`.

@@ -79,6 +79,7 @@ _CONVERT = (
     " makes it plain LoRA for the unchanged base"
 )
 _ALORA = "alora_invocation_tokens"
+_BASE = "base_model_name_or_path"
 _INVOCATION = "a list of token ids, or null for an adapter that is always active"
 _LAYERS_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
@@ -127,6 +128,7 @@ class _Reader:
             ranks=self._by_pattern("rank_pattern", self._rank),
             alphas=self._by_pattern("alpha_pattern", self._number),
             invocation=self._invocation(),
+            base_name=self._base_name(),
         )
         return config if self._usable else None
 
@@ -249,6 +251,10 @@ class _Reader:
             return tuple(value)
         self._refuse_value(_ALORA, value, _INVOCATION)
         return ()
+
+    def _base_name(self) -> str | None:
+        value = self._fields.get(_BASE)
+        return value if isinstance(value, str) and value else None
 
     def _by_pattern(
         self, field: str, read: Callable[[str, object], T]

@@ -54,6 +54,11 @@ class LoraModule:
     bias: Tensor | None
     magnitude: Tensor | None
 
+    @property
+    def place(self) -> str:
+        """The linear in words."""
+        return f"{self.name} of layer {self.layer}"
+
 
 def match_modules(
     config: PeftConfig | None,

@@ -101,6 +101,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
     weight: float = 1.0  # of its share of the service
     max_running: int | None = None  # sequences at once
     kv_share: float = 1.0  # of the KV blocks, at most
+    resident_bytes: int | None = None  # of its images in the engine's memory, at most
 
 
 class Hello(Message, frozen=True):
@@ -163,6 +164,9 @@ class Ready(Message, frozen=True):
     executor: str  # "torch"
     device: str  # "cpu", "cuda:0"
     dtype: str  # "float32", "bfloat16"
+    weight_bytes: int = 0  # of the base
+    memory_bytes: int = 0  # that KV blocks and images share
+    block_bytes: int = 0  # of one KV block
 
 
 class Chunk(Message, frozen=True):
@@ -234,6 +238,7 @@ class Service(msgspec.Struct, frozen=True, array_like=True):
     running: int
     waiting: int
     kv_blocks: int
+    image_bytes: int = 0  # of images on the device that it uses, or was the last to use
 
 
 class Stats(Message, frozen=True):
@@ -273,8 +278,10 @@ class Stats(Message, frozen=True):
     accepted_tokens: int = 0  # of those drafted
     images_pinned: int = 0
     tenants: tuple[Service, ...] = ()  # those who had service lately, the most first
+    resident: tuple[str, ...] = ()  # digests of images on the device, up to `MAX_TOLD` of them
 
 
+MAX_TOLD = 512  # resident images, the ones in use first
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 ADAPTER_BUCKETS = 17  # 0 to 15 exactly, then 16 and more
 

@@ -8,6 +8,9 @@ idle images in the order of `eviction`. Nothing is evicted for an image that is 
 one that waits for room lets others pass. An image that nobody wants any more while a thread works
 on it is draining. Threads only report what they did: all state changes on the engine loop.
 
+A tenant may have a limit to its bytes (`allowances`): an image that would pass it waits on local
+disk, behind nobody but its own tenant's, until others of theirs are idle and can be evicted.
+
 A prefetched image goes the same way without a reference, one at a time and only while no request
 waits for any; it stays in host memory where the device has no room that is free or older.
 
@@ -62,15 +65,23 @@ class Residency(ResidencyReport):
         self._arrivals = Arrivals(fetcher, self._places, wake, self.host_bytes, pool)
         self._changed = False  # since the last poll
 
-    def acquire(self, digest: str, tenant: str = "", parts: tuple[Part, ...] = ()) -> None:
+    def acquire(
+        self,
+        digest: str,
+        tenant: str = "",
+        parts: tuple[Part, ...] = (),
+        limit: int | None = None,
+    ) -> None:
         """Take a reference for one request, and start a fetch if the image is absent.
 
-        With `parts`, what is fetched is their composition. What is wrong with the image is no
+        With `parts`, what is fetched is their composition. The tenant's images may take `limit`
+        bytes from now on (see `allowances`). What is wrong with the image is no
         exception here: `failure` tells. Requests that come while others hold a failure share it;
         the first to come after them tries again.
         """
         image = self._places.images.get(digest) or Image(parts)
-        image.references, image.tenant = image.references + 1, tenant
+        self._places.allowances.set_limit(tenant, limit)
+        self._places.hold(image, tenant)
         self._changed = True
         if image.place is None:
             self._arrivals.begin(digest, image)
@@ -80,12 +91,13 @@ class Residency(ResidencyReport):
             image.parts = parts
             self._arrivals.join(digest, image)
 
-    def release(self, digest: str) -> None:
-        """Give a request's reference back; raises `ValueError` when there is none."""
+    def release(self, digest: str, tenant: str = "") -> None:
+        """Give a reference of a tenant's back; raises `ValueError` when it has none."""
         image = self._places.images.get(digest)
-        if image is None or image.references == 0:
+        if image is None or not image.holders[tenant]:
             raise ValueError(f"image {digest[:12]}… was released more often than acquired")
-        image.references, self._changed = image.references - 1, True
+        self._places.let_go(image, tenant)
+        self._changed = True
         if image.references == 0:
             if self._places.is_resident(image):
                 self._arrange(digest, image)
@@ -135,11 +147,14 @@ class Residency(ResidencyReport):
         """Take what threads did, load what is verified and fits, read what there is room for."""
         if self._arrivals.settle() or self._changed:
             self._changed = False
+            self._arrivals.let_in()
+            self._evict_what_tenants_may_not_keep()
             self._refuse_what_pins_exclude()
             self._load_what_fits()
             self._load_hinted()
             self._arrivals.read(self.budget_bytes - self._places.kept_bytes)
             self._arrivals.follow_hint()
+            self._places.allowances.tidy()
 
     def close(self) -> None:
         """Stop the threads, waiting for the jobs that run."""
@@ -161,6 +176,7 @@ class Residency(ResidencyReport):
             "pinned bytes": self._pins.resident_bytes == pinned_bytes,
             "idle pins": all(digest in self._pins for digest in places.pinned.images),
             "order": {d for d, _ in self._order.oldest(self._clock())} == set(places.idle.images),
+            "owners": all(self._order.owner(d) == i.tenant for d, i in places.idle.images.items()),
         }
         broken = [rule for rule, holds in rules.items() if not holds]
         if broken:
@@ -177,10 +193,20 @@ class Residency(ResidencyReport):
         places.put(digest, image, places.used if image.references else resting)
         if pinned:
             self._order.forget(digest)
+            if not image.references:
+                image.tenant = None  # it is kept for nobody in particular
         elif image.references:
-            self._order.use(digest, image.tenant)
+            self._order.use(digest, image.tenant or "")
         else:
             self._order.rest(digest, self._clock())
+
+    def _evict_what_tenants_may_not_keep(self) -> None:
+        """Evict idle images of tenants that have, or are about to have, more than their limit."""
+        over = self._places.allowances.over
+        for tenant in sorted(over):
+            for digest in self._order.of(tenant):
+                if tenant in over:
+                    self._evict(digest)
 
     def _refuse_what_pins_exclude(self) -> None:
         """Fail images for which there can be no room while pinned ones stay."""
@@ -248,7 +274,10 @@ class Residency(ResidencyReport):
         if lacking > 0:
             return False
         for digest in victims:
-            self._unload(digest)
-            self._order.forget(digest)
-            self._places.forget(digest)
+            self._evict(digest)
         return True
+
+    def _evict(self, digest: str) -> None:
+        self._unload(digest)
+        self._order.forget(digest)
+        self._places.forget(digest)

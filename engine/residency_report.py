@@ -1,5 +1,7 @@
 """What the residency tells of its images, and what their bytes add up to; changes nothing."""
 
+from collections.abc import Iterator
+
 from loraplex.engine.image_fetcher import Failure
 from loraplex.engine.image_places import Places, State
 from loraplex.engine.images import ImageHeader
@@ -58,7 +60,19 @@ class ResidencyReport:
     @property
     def loading_count(self) -> int:
         """How many images requests wait for."""
-        return self._places.wanted_count
+        return self._places.wanted_count + len(self._places.barred)
+
+    def tenant_bytes(self, tenant: str) -> int:
+        """Bytes of images on the device that a tenant uses, or was the last to use."""
+        return self._places.allowances.resident(tenant)
+
+    def is_barred(self, tenant: str) -> bool:
+        """Whether a tenant waits for an image until others that it uses are idle."""
+        return self._places.allowances.is_barred(tenant)
+
+    def resident_digests(self) -> Iterator[str]:
+        """The images on the device, those that requests hold first."""
+        return self._places.resident_digests()
 
     def state(self, digest: str) -> State:
         """Where an image is."""
@@ -74,6 +88,10 @@ class ResidencyReport:
         """Whether the image is on local disk by now, or nearer: no store keeps it waiting."""
         image = self._places.images.get(digest)
         return image is not None and image.located is not None
+
+    def lacks_room(self, digest: str) -> bool:
+        """Whether it is, and its tenant may have it: what it waits for is everybody's memory."""
+        return self.is_located(digest) and digest not in self._places.barred.images
 
     def failure(self, digest: str) -> Failure | None:
         """Why an image could not be had; kept while requests that waited for it hold it."""

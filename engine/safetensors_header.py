@@ -83,7 +83,9 @@ def _check_prefix(prefix: bytes, size: int, file_size: int, findings: Findings) 
 def _tensors(
     entries: dict[str, Any], block: int, file_size: int, findings: Findings
 ) -> dict[str, Tensor]:
-    entries.pop("__metadata__", None)
+    if not _is_metadata(entries.pop("__metadata__", {})):
+        detail = "__metadata__ in the weights' header is no object of texts"
+        findings.reject("weights_header", detail, _SAVE_AGAIN)
     if len(entries) > MAX_TENSORS:
         detail = f"the weights hold {len(entries)} tensors, more than {MAX_TENSORS}"
         findings.reject("weights_too_many_tensors", detail, _ONLY_ADAPTER)
@@ -92,6 +94,10 @@ def _tensors(
     if len(tensors) == len(entries):
         _check_layout(tensors, block, file_size, findings)
     return tensors
+
+
+def _is_metadata(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
 
 
 def _tensor(name: str, entry: object, block: int, findings: Findings) -> Tensor | None:

@@ -138,4 +138,8 @@ def _policy_rules(policy: Policy) -> Rules:
             "a policy's max_running must be at least 1",
         ),
         (0 < policy.kv_share <= 1, "a policy's kv_share must be above 0 and at most 1"),
+        (
+            policy.resident_bytes is None or policy.resident_bytes >= 1,
+            "a policy's resident_bytes must be at least 1",
+        ),
     )

@@ -68,9 +68,9 @@ class FakeEngine:
     `tokens` is what each choice is answered with, or a function of the request as the choice has it
     (with its own seed). A chunk waits for the event `hold` where one is set
     (`engine.hold = asyncio.Event()` works at any time). With `fail` set, requests end in `Failed`
-    of that code. `logprob` makes up a token's log-probability, and `cached_tokens` is what each
-    request is told to have found. `requests`, `aborts`, `aborted_choices` and `prefetched` record
-    what was asked.
+    of that code. `logprob` makes up a token's log-probability, from which `effect` is taken where
+    an image is asked for, and `cached_tokens` is what each request is told to have found.
+    `requests`, `aborts`, `aborted_choices` and `prefetched` record what was asked.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class FakeEngine:
     ) -> None:
         self.tokens, self.hold, self.fail, self.cached_tokens = tokens, hold, fail, 0
         self.logprob: Callable[[int], float] = lambda token: -0.5
+        self.effect = 0.125  # of every image, on every log-probability
         self.requests: list[Generate] = []
         self.aborts: list[str] = []
         self.aborted_choices: list[tuple[str, int]] = []
@@ -191,7 +192,8 @@ class FakeEngine:
         self._prompt_tokens += len(prompt)
         wanted = run.request.sampling.prompt_logprobs
         if wanted is not None and not self.fail:
-            yield PromptLogprobs(name, tuple(self._logprob(token, wanted) for token in prompt[1:]))
+            known = (self._logprob(run.request, token, wanted) for token in prompt[1:])
+            yield PromptLogprobs(name, tuple(known))
         async for chunk in self._turns(run):
             yield chunk
         if run.dead.is_set():
@@ -235,12 +237,12 @@ class FakeEngine:
     def _one_by_one(self, request: Generate, tokens: Sequence[int], index: int) -> Iterator[Chunk]:
         count = request.sampling.logprobs
         for token in tokens:
-            logprobs = () if count is None else (self._logprob(token, count),)
+            logprobs = () if count is None else (self._logprob(request, token, count),)
             yield Chunk(request.request_id, (token,), logprobs, index)
 
-    def _logprob(self, token: int, count: int) -> TokenLogprob:
+    def _logprob(self, request: Generate, token: int, count: int) -> TokenLogprob:
         """Of the token itself, and half a unit less for each of the ids after it."""
-        likeliest = self.logprob(token)
+        likeliest = self.logprob(token) - (0.0 if request.image is None else self.effect)
         top = tuple((token + i, likeliest - i / 2) for i in range(count))
         return TokenLogprob(token, likeliest, top)
 

@@ -51,6 +51,7 @@ class GpuExecutor:
         num_blocks: int,
         memory_bytes: int,
         swap_slots: int = 0,
+        weight_bytes: int = 0,
         graphs: bool,
     ) -> None:
         config, device = decoder.config, decoder.device
@@ -58,6 +59,7 @@ class GpuExecutor:
         self.device, self.dtype = str(device), str(decoder.dtype).removeprefix("torch.")
         self.block_size, self.num_blocks = limits.block_size, num_blocks
         self.memory_bytes, self.swap_slots = memory_bytes, swap_slots
+        self.weight_bytes = weight_bytes
         self.decoder = decoder
         self._buckets = buckets_for(limits.sequences)
         group = config.num_heads // config.num_kv_heads

@@ -45,6 +45,7 @@ def load_gpu_executor(
         num_blocks=sizes.num_blocks,
         memory_bytes=sizes.memory_bytes,
         swap_slots=sizes.swap_slots,
+        weight_bytes=_weight_bytes(config, dtype),
         graphs=device != "cpu",
     )
 

@@ -61,6 +61,7 @@ class NativeExecutor:
         self.name, self.dtype = f"native {library.isa}", base.precision.name
         self.block_size, self.num_blocks = block_size, num_blocks
         self.memory_bytes, self.swap_slots = memory_bytes, swap_slots
+        self.weight_bytes = base.arena.used
         self.seconds: NDArray[np.float64] = np.zeros(len(PHASES))  # of all steps, phase by phase
         self._base, self._library = base, library
         self._max_rows, self._max_wanted = max_rows, max_wanted

@@ -131,15 +131,15 @@ class House:
             self.residency.poll()
         self.residency.check_integrity()
 
-    def acquire(self, *digests: str) -> None:
+    def acquire(self, *digests: str, tenant: str = "", limit: int | None = None) -> None:
         for digest in digests:
-            self.residency.acquire(digest)
+            self.residency.acquire(digest, tenant, limit=limit)
         self.residency.poll()
         self.settle()
 
-    def release(self, *digests: str) -> None:
+    def release(self, *digests: str, tenant: str = "") -> None:
         for digest in digests:
-            self.residency.release(digest)
+            self.residency.release(digest, tenant)
         self.residency.poll()
         self.settle()
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class HashExecutor:
     """
 
     name, device, dtype = "hash", "cpu", "float32"
-    block_bytes = 1 << 10
+    block_bytes, weight_bytes = 1 << 10, 3 << 20
 
     def __init__(
         self,
@@ -169,6 +169,7 @@ class StandInResidency:
         self.invocations: dict[str, tuple[int, ...]] = {}
         self.near: set[str] = set()
         self.located: set[str] = set()
+        self.barred: set[str] = set()  # tenants
         self.pins: set[str] = set()
         self.polls = 0
         self.resident_bytes = self.budget_bytes = self.lacking_bytes = self.spare_bytes = 0
@@ -184,10 +185,16 @@ class StandInResidency:
     def set_budget(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
 
-    def acquire(self, digest: str, tenant: str = "", parts: tuple[Part, ...] = ()) -> None:
+    def acquire(
+        self,
+        digest: str,
+        tenant: str = "",
+        parts: tuple[Part, ...] = (),
+        limit: int | None = None,
+    ) -> None:
         self.references[digest] += 1
 
-    def release(self, digest: str) -> None:
+    def release(self, digest: str, tenant: str = "") -> None:
         self.references[digest] -= 1
         if not self.references[digest]:
             self.failures.pop(digest, None)
@@ -201,6 +208,18 @@ class StandInResidency:
 
     def is_located(self, digest: str) -> bool:
         return digest in self.located
+
+    def lacks_room(self, digest: str) -> bool:
+        return digest in self.located
+
+    def is_barred(self, tenant: str) -> bool:
+        return tenant in self.barred
+
+    def resident_digests(self) -> Iterator[str]:
+        return iter(sorted(self.resident))
+
+    def tenant_bytes(self, tenant: str) -> int:
+        return 0
 
     def header(self, digest: str) -> ImageHeader:
         return ImageHeader("f" * 64, "fp32", 0, (), invocation=self.invocations.get(digest, ()))

@@ -12,14 +12,15 @@ import json
 import numpy as np
 import pytest
 import torch
+from dense_image import Image
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from loraplex.engine.adapter_report import Coverage, Dtypes, Range
 from loraplex.engine.compile_adapter import compile_adapter
 from loraplex.engine.float_arrays import widen
-from loraplex.engine.images import PROJECTIONS, BaseManifest, ImageHeader, read_image
-from loraplex.engine.peft_config_reader import HARMLESS, UNSUPPORTED, USED
+from loraplex.engine.images import BaseManifest, read_image
 from loraplex.engine.peft_format import module_path
 from loraplex.engine.reasons import Rejected
 
@@ -149,36 +150,6 @@ def adapter(base: BaseManifest, tmp_path: Path) -> Adapter:
     return make
 
 
-class Image:
-    """The dense meaning of an fp32 image, read from its block by the format's own words."""
-
-    def __init__(self, path: Path, digest: str) -> None:
-        self.header: ImageHeader
-        self.header, self.block = read_image(path, digest)
-        self.entries = {(e.layer, e.projection): e for e in self.header.entries}
-
-    def array(self, offset: int, *shape: int, dtype: str = "<f4") -> np.ndarray:
-        assert offset % 128 == 0
-        count = int(np.prod(shape))
-        return np.frombuffer(self.block, dtype, count, offset).reshape(shape)
-
-    def apply(self, layer: int, name: str, x: np.ndarray, weight: np.ndarray) -> np.ndarray | None:
-        projection, names = next((p, n) for p, n in PROJECTIONS.items() if name in n)
-        entry = self.entries.get((layer, projection))
-        if entry is None or entry.slices[names.index(name)].rank == 0:
-            return None
-        at = names.index(name)
-        ranks = [s.rank for s in entry.slices]
-        rows = slice(sum(ranks[:at]), sum(ranks[: at + 1]))
-        a = self.array(entry.a, sum(ranks), entry.in_features)[rows]
-        scale = self.array(entry.scale, sum(ranks))[rows]
-        part = entry.slices[at]
-        delta = (scale * (x @ a.T)) @ self.array(part.b, part.rank, part.out_features)
-        gain = self.array(part.gain, part.out_features) if part.gain >= 0 else np.float32(1)
-        bias = self.array(part.bias, part.out_features) if part.bias >= 0 else np.float32(0)
-        return gain * (x @ weight.T + delta) + bias
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_computes_what_peft_computes(
     kind: str, adapter: Adapter, base: BaseManifest, tmp_path: Path
@@ -260,6 +231,29 @@ def test_the_report_says_what_was_compiled(
     assert (report.rank, report.dora, report.rslora) == (4, True, False)
     assert report.parameters == LAYERS * (4 * (32 + 32) + 32 + 4 * (32 + 16) + 16)
     assert read_image(tmp_path / "image", report.digest)[0].base == base.fingerprint
+    assert report.source_bytes == (source / "adapter_model.safetensors").stat().st_size
+    assert report.coverage["q_proj"] == Coverage(LAYERS, LAYERS, 4, 4)
+    assert report.coverage["up_proj"] == Coverage(0, LAYERS)
+    assert (report.scaling, report.dtype) == (Range(2.0, 2.0), Dtypes(("F32",), "bf16"))
+    assert set(report.seconds) == {"headers", "image", "parity"}
+
+
+def test_the_report_tells_norms_and_ranges_of_each_linear(
+    adapter: Adapter, base: BaseManifest, tmp_path: Path
+) -> None:
+    source = adapter(**KINDS["patterns"])
+    report = compile_adapter(source, base, tmp_path / "image")
+    assert report.coverage["q_proj"] == Coverage(LAYERS, LAYERS, 7, 9)
+    assert (report.scaling.min, report.scaling.max) == (0.125, 32 / 7)
+    trained = load_file(source / "adapter_model.safetensors")
+    norms = []
+    for layer in range(LAYERS):
+        prefix = f"base_model.model.{module_path('model.', layer, 'k_proj')}"
+        a, b = (trained[f"{prefix}.lora_{x}.weight"].double() for x in "AB")
+        norms.append(float(torch.linalg.matrix_norm(0.125 * b @ a)))
+    found = report.norms["k_proj"]
+    assert found.mean == pytest.approx(sum(norms) / LAYERS)
+    assert (found.max, found.layer) == (pytest.approx(max(norms)), norms.index(max(norms)))
 
 
 def test_a_bf16_adapter_keeps_its_trained_bits(
@@ -349,14 +343,40 @@ def test_an_untrained_adapter_is_flagged(
     tensors = load_file(weights)
     zeroed = {n: t * 0 if "lora_B" in n and "v_proj" in n else t for n, t in tensors.items()}
     save_file(zeroed, weights)
-    (warning,) = compile_adapter(source, base, tmp_path / "image").warnings
+    report = compile_adapter(source, base, tmp_path / "image")
+    (warning,) = report.warnings
     assert warning.code == "no_effect"
     assert "v_proj of layer 0" in warning.message
+    assert report.zero_modules == tuple(f"v_proj of layer {layer}" for layer in range(LAYERS))
+    assert report.norms["v_proj"].max == 0
 
     save_file({n: t * 0 if "lora_B" in n else t for n, t in tensors.items()}, weights)
-    (warning,) = compile_adapter(source, base, tmp_path / "image").warnings
-    assert warning.code == "no_effect"
-    assert "every B is zero" in warning.message
+    with pytest.raises(Rejected, match="every B is zero"):
+        compile_adapter(source, base, tmp_path / "other")
+    assert not list(tmp_path.glob("other*"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "matches"),
+    [
+        (None, None),
+        ("", None),
+        ("org/TINY/", True),
+        ("C:\\models\\tiny", True),
+        ("org/small", False),
+    ],
+)
+def test_another_base_in_the_configuration_is_a_warning(
+    asked: str | None, matches: bool | None, adapter: Adapter, base: BaseManifest, tmp_path: Path
+) -> None:
+    source = adapter(r=4, target_modules=["q_proj"])
+    config = json.loads((source / "adapter_config.json").read_text())
+    text = json.dumps(config | {"base_model_name_or_path": asked})
+    (source / "adapter_config.json").write_text(text)
+    report = compile_adapter(source, base, tmp_path / "image")
+    assert (report.base.asked, report.base.matches) == (asked or None, matches)
+    assert (report.base.name, report.base.fingerprint) == (base.name, base.fingerprint)
+    assert [w.code for w in report.warnings] == (["base_differs"] if matches is False else [])
 
 
 def test_names_that_select_nothing_are_mentioned(
@@ -371,20 +391,3 @@ def test_names_that_select_nothing_are_mentioned(
     assert "query_key_value" in target.message
     assert pattern.code == "pattern_unused"
     assert "layers.1.q_proj" in pattern.message
-
-
-def test_every_field_that_peft_writes_is_known() -> None:
-    fields = LoraConfig(target_modules=["q_proj"]).to_dict().keys()
-    assert fields <= USED | HARMLESS | UNSUPPORTED.keys()
-
-
-@pytest.mark.parametrize(
-    "name", sorted(p.parent.name for p in EXAMPLES.glob("*/adapter_config.json"))
-)
-def test_each_demo_adapter_compiles(name: str, demo_base: BaseManifest, tmp_path: Path) -> None:
-    report = compile_adapter(EXAMPLES / name, demo_base, tmp_path / "image")
-    config = json.loads((EXAMPLES / name / "adapter_config.json").read_text())
-    assert report.warnings == ()
-    assert report.dora == config["use_dora"]
-    assert report.rslora == config["use_rslora"]
-    assert set(report.modules.values()) == {demo_base.num_layers}

@@ -48,6 +48,9 @@ def test_a_good_adapter_is_reported_in_one_line(adapter: Path) -> None:
     image = adapter.parent / "image"
     header, _ = read_image(image, report["digest"])
     assert header.dtype == "bf16"
+    assert {"cpu", "memory", "file_size", "core", "no_new_privs"} <= {*report["sandbox"]}
+    assert min(report["seconds"].values()) >= 0
+    del report["sandbox"], report["seconds"]
     assert report == {
         "digest": report["digest"],
         "bytes": image.stat().st_size,
@@ -56,9 +59,18 @@ def test_a_good_adapter_is_reported_in_one_line(adapter: Path) -> None:
         "dora": False,
         "rslora": False,
         "parameters": 32,
+        "source_bytes": (adapter / "adapter_model.safetensors").stat().st_size,
+        "coverage": {"o_proj": {"layers": 1, "of": 1, "rank_min": 2, "rank_max": 2}},
+        "base": {"name": "tiny", "fingerprint": "f" * 64, "asked": None, "matches": None},
+        "scaling": {"min": 2.0, "max": 2.0},
+        "dtype": {"source": ["F32"], "image": "bf16"},
+        "parity": report["parity"],
+        "norms": {"o_proj": {"mean": 32.0, "max": 32.0, "layer": 0}},
+        "zero_modules": [],
         "invocation": [],
         "warnings": [],
     }
+    assert report["parity"]["of_bound"] < 1
 
 
 def test_the_same_input_gives_the_same_image_in_any_process(adapter: Path) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import LoraConfig
 
 from loraplex.engine.compile_adapter import compile_adapter
-from loraplex.engine.peft_config_reader import UNSUPPORTED
+from loraplex.engine.peft_config_reader import HARMLESS, UNSUPPORTED, USED
 
 KIT = runpy.run_path(str(Path(__file__).with_name("adapter_kit.py")))
 BASE, CONFIG, tensors, write, reasons = itemgetter("BASE", "CONFIG", "tensors", "write", "reasons")(
@@ -157,3 +158,8 @@ def test_reasons_say_what_to_do_and_how_often(tmp_path: Path) -> None:
     assert "rank_pattern" in found["rank_mismatch"]
     found = reasons(write(tmp_path, CONFIG | {"target_modules": ["k_proj"]}, tensors()))
     assert '"q_proj", "v_proj"' in found["module_missing"]
+
+
+def test_every_field_that_peft_writes_is_known() -> None:
+    fields = LoraConfig(target_modules=["q_proj"]).to_dict().keys()
+    assert fields <= USED | HARMLESS | UNSUPPORTED.keys()

@@ -263,6 +263,32 @@ def test_it_says_who_it_is(rig: Start, stand_in: ModuleType) -> None:
     assert (ready.max_model_len, ready.kv_capacity_tokens) == (40, 40)
 
 
+def test_who_is_outrun_by_its_own_tenant_holds_only_that_tenant_back(
+    rig: Start, stand_in: ModuleType
+) -> None:
+    subject = rig()
+    subject.arrive(B)
+    subject.residency.located, subject.residency.barred = {A}, {"x"}
+    subject.add(stand_in.request("waits", 1, image=A, tenant="x"))
+    for i in range(80):
+        for tenant in "xy":
+            asked = stand_in.request(f"{tenant}{i}", 1, image=B, max_tokens=1, tenant=tenant)
+            subject.add(asked)
+        subject.add(stand_in.request(f"base{i}", 1, max_tokens=1, tenant="x"))
+        subject.step()
+    served = {
+        t: sum(bool(subject.tokens(f"{t}{i}")) for i in range(80)) for t in ("x", "y", "base")
+    }
+    assert served == {"x": 32, "y": 80, "base": 80}
+    subject.engine.abort("x79")
+    subject.residency.barred.clear()
+    subject.arrive(A)
+    subject.step()
+    subject.drain()
+    assert all(isinstance(subject.end(name), Finished) for name in ("waits", "x78", "x79"))
+    assert subject.holds_nothing()
+
+
 @pytest.mark.parametrize("located", [False, True], ids=["slow store", "no memory"])
 def test_only_who_waits_for_memory_holds_others_back(
     rig: Start, stand_in: ModuleType, located: bool

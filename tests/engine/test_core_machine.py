@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from loraplex.engine.core import Engine
 from loraplex.engine.image_fetcher import ImageFetcher
-from loraplex.engine.images import ImageStore
+from loraplex.engine.images import ImageStore, read_header
 from loraplex.engine.memory_share import divide
 from loraplex.engine.protocol import Abort, Beams, Chunk, Failed, Finished, Generate, Guide, Policy
 from loraplex.engine.residency import Residency
@@ -30,7 +30,13 @@ ROOMY = {"max_num_seqs": 64, "max_num_batched_tokens": 256, "max_model_len": 28}
 OPTIONS: dict[str, list[Any]] = {
     "tenant": ["x", "y", "z"],
     "scope": ["s", "t"],
-    "policy": [Policy(), Policy(3.0), Policy(max_running=1), Policy(kv_share=0.4)],
+    "policy": [
+        Policy(),
+        Policy(3.0),
+        Policy(max_running=1),
+        Policy(kv_share=0.4),
+        Policy(resident_bytes=1),
+    ],
     "priority": [0, 0, 5],
     "choices": [1, 1, 1, 2, 3],
     "ignore_eos": [False, True],
@@ -264,4 +270,32 @@ def test_an_image_that_waits_for_memory_is_not_passed_for_ever(
             break
     else:
         raise AssertionError("images in use keep another out")
+    machine.drain()
+
+
+def test_a_tenants_limit_lets_its_images_take_turns_and_holds_nobody_else_back(
+    stand_in: ModuleType, tmp_path: Path
+) -> None:
+    """Of three images one is there at a time, and two of them are always asked for."""
+    machine = Machine(stand_in, tmp_path)
+    plain = {key: values[0] for key, values in OPTIONS.items()} | {"ignore_eos": True}
+    narrow = plain | {"policy": Policy(resident_bytes=1), "tenant": "x"}
+    with machine.store.fetch(machine.images[0], tmp_path).open("rb") as file:
+        size = machine.executor.image_bytes(read_header(file))
+    longest = since = 0
+    for now in range(250):
+        flying = [m for n, m in machine.asked.items() if n not in machine.ends]
+        of_x = [m.image for m in flying if m.tenant == "x"]
+        for place, count in ((0, 3), (1, 1), (2, 1)):
+            if of_x.count(machine.images[place]) < count:
+                machine.add([5, 6], 3, place, narrow)
+        if not [m for m in flying if m.tenant == "y"]:
+            longest, since = max(longest, now - since), now
+            machine.add([6, 5], 1, None, plain | {"tenant": "y"})
+        machine.pool.run()
+        machine.step()
+        assert all(each.image_bytes in (0, size) for each in machine.engine.stats().tenants)
+    served = {m.image for n, m in machine.asked.items() if n in machine.ends and m.tenant == "x"}
+    assert served == {*machine.images[:3]}
+    assert longest < 20
     machine.drain()

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from loraplex.engine.compile_adapter import compile_adapter
+from loraplex.engine.images import BaseManifest
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 KINDS: dict[str, dict[str, Any]] = {
@@ -73,3 +76,13 @@ def test_data_is_what_the_script_writes(name: str) -> None:
 def test_json_data_is_json() -> None:
     for pair in pairs("json"):
         assert set(json.loads(pair["response"])) == {"answer", "detail", "topic"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_demo_adapter_compiles(name: str, demo_base: BaseManifest, tmp_path: Path) -> None:
+    report = compile_adapter(EXAMPLES / "adapters" / name, demo_base, tmp_path / "image")
+    config = json.loads((EXAMPLES / "adapters" / name / "adapter_config.json").read_text())
+    assert report.warnings == ()
+    assert report.dora == config["use_dora"]
+    assert report.rslora == config["use_rslora"]
+    assert set(report.modules.values()) == {demo_base.num_layers}

@@ -111,6 +111,8 @@ class OrderMachine(RuleBasedStateMachine):
         kept = set()
         for tenant in "xyz":
             own = [d for d in young if self.idle[d][2] == tenant]
+            assert self.order.of(tenant) == own[::-1]
+            assert all(self.order.owner(digest) == tenant for digest in own)
             left = max(0, self.minimum - list(self.used.values()).count(tenant))
             kept |= set(own[:left])
         if self.ttl is not None:

@@ -1,7 +1,11 @@
 """The image's format: layout, digest, verification; and the store."""
 
 import hashlib
+import math
+import os
 import struct
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import fsspec
@@ -13,10 +17,12 @@ from hypothesis import strategies as st
 
 from loraplex.engine.images import (
     ALIGNMENT,
+    FRESH_S,
     ImageBuilder,
     ImageError,
     ImageStore,
     SliceData,
+    _modified,
     check_digest,
     read_header,
     read_image,
@@ -165,13 +171,15 @@ def test_a_local_store_hands_out_its_own_file(store: ImageStore, tmp_path: Path)
     store.put(tmp_path / "image", digest)
     store.put(tmp_path / "image", digest)
     assert digest in store
-    assert list(store) == [digest]
+    (file,) = store.files()
+    assert (file.digest, file.is_whole) == (digest, True)
+    assert file.bytes == (tmp_path / "image").stat().st_size
     path = store.fetch(digest, tmp_path / "cache")
     assert read_image(path, digest)[0].base == BASE
     assert not (tmp_path / "cache").exists()
     store.delete(digest)
     store.delete(digest)
-    assert list(store) == []
+    assert list(store.files()) == []
     with pytest.raises(FileNotFoundError):
         store.fetch(digest, tmp_path / "cache")
 
@@ -190,6 +198,36 @@ def test_a_remote_store_is_cached_once_and_whole(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == [first]
 
 
+def test_an_old_image_is_put_again_and_is_young_then(store: ImageStore, tmp_path: Path) -> None:
+    digest = build(tmp_path / "image")
+    store.put(tmp_path / "image", digest)
+    path = store.fetch(digest, tmp_path)
+    for age, is_put in ((FRESH_S / 2, False), (2 * FRESH_S, True)):
+        moment = time.time() - age
+        os.utime(path, (moment, moment))
+        store.put(tmp_path / "image", digest)
+        assert (path.stat().st_mtime > moment + 1) == is_put
+    assert read_image(path, digest)[0].base == BASE
+
+
+def test_a_cached_image_is_marked_as_used(tmp_path: Path) -> None:
+    remote = ImageStore(f"memory://{tmp_path.name}")
+    digest = build(tmp_path / "image")
+    remote.put(tmp_path / "image", digest)
+    cached = remote.fetch(digest, tmp_path / "cache")
+    os.utime(cached, (1, 1))
+    remote.fetch(digest, tmp_path / "cache")
+    assert cached.stat().st_mtime > 1
+
+
+@pytest.mark.parametrize("key", ["mtime", "LastModified", "updated"])
+def test_each_kind_of_store_tells_when_a_file_was_written(key: str) -> None:
+    moment = datetime(2026, 11, 30, tzinfo=UTC)
+    for value in (moment, moment.isoformat(), moment.timestamp()):
+        assert _modified({"size": 1, key: value}) == moment.timestamp()
+    assert _modified({"size": 1}) == math.inf
+
+
 def test_a_put_that_fails_leaves_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = ImageStore(f"memory://{tmp_path.name}")
     digest = build(tmp_path / "image")
@@ -197,8 +235,12 @@ def test_a_put_that_fails_leaves_no_image(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*_: object, **__: object) -> None:
         raise OSError("the network is gone")
 
-    monkeypatch.setattr(fsspec.filesystem("memory"), "mv", fail)
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "mv", fail)
     with pytest.raises(OSError, match="network"):
         remote.put(tmp_path / "image", digest)
     assert digest not in remote
-    assert list(remote) == []
+    (left,) = remote.files()
+    assert (left.digest, left.is_whole) == (digest, False)
+    remote.delete_part(left)
+    remote.delete_part(left)
+    assert list(remote.files()) == []

@@ -1,6 +1,7 @@
 """Residency as a state machine: requests, threads and faults in any order, and the books agree."""
 
 import runpy
+from collections import Counter
 from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
@@ -42,13 +43,18 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.digests = [self.house.image(kib) for kib in self.SIZES]
         self.content = {d: self.house.path(d).read_bytes() for d in self.digests}
         self.paths = {d: self.house.path(d) for d in self.digests}
-        self.held: dict[str, int] = dict.fromkeys(self.digests, 0)
+        self.held: Counter[tuple[str, str]] = Counter()  # by digest and tenant
+        self.limits: dict[str, int | None] = {"x": 6 * KIB, "y": None, "z": 3 * KIB}
 
-    @rule(at=st.integers(0, len(SIZES) - 1), tenant=st.sampled_from("xy"))
+    @rule(at=st.integers(0, len(SIZES) - 1), tenant=st.sampled_from("xyz"))
     def acquire(self, at: int, tenant: str) -> None:
         digest = self.digests[at]
-        self.house.residency.acquire(digest, tenant)
-        self.held[digest] += 1
+        self.house.residency.acquire(digest, tenant, limit=self.limits[tenant])
+        self.held[digest, tenant] += 1
+
+    @rule(kib=st.integers(1, 9))
+    def set_limit(self, kib: int) -> None:
+        self.limits["x"] = kib * KIB
 
     @rule(at=st.integers(0, len(SIZES) - 1))
     def prefetch(self, at: int) -> None:
@@ -73,12 +79,15 @@ class ResidencyMachine(RuleBasedStateMachine):
     def wait(self, seconds: int) -> None:
         self.house.now += seconds
 
-    @rule(at=st.integers(0, len(SIZES) - 1))
-    def release(self, at: int) -> None:
+    @rule(at=st.integers(0, len(SIZES) - 1), tenant=st.sampled_from("xyz"))
+    def release(self, at: int, tenant: str) -> None:
         digest = self.digests[at]
-        if self.held[digest]:
-            self.house.residency.release(digest)
-            self.held[digest] -= 1
+        if self.held[digest, tenant]:
+            self.house.residency.release(digest, tenant)
+            self.held[digest, tenant] -= 1
+        else:
+            with pytest.raises(ValueError, match="more often than acquired"):
+                self.house.residency.release(digest, tenant)
 
     @precondition(lambda self: self.house.pool.jobs)
     @rule()
@@ -94,6 +103,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule()
     def poll(self) -> None:
         self.house.residency.poll()
+        assert not self.house.residency.is_barred("y"), "it has no limit"
 
     @rule(at=st.integers(0, len(SIZES) - 1), fault=st.sampled_from(["damage", "remove", "device"]))
     def spoil(self, at: int, fault: str) -> None:
@@ -121,9 +131,10 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert on_device == device.images.keys()
         assert residency.resident_bytes == device.bytes <= residency.budget_bytes
         for digest in self.digests:
-            assert residency.references(digest) == self.held[digest]
+            held = sum(self.held[digest, tenant] for tenant in "xyz")
+            assert residency.references(digest) == held
             state, failure = residency.state(digest), residency.failure(digest)
-            if not self.held[digest]:
+            if not held:
                 assert failure is None
             else:
                 assert (failure is not None) == (state is State.ABSENT)
@@ -135,19 +146,27 @@ class ResidencyMachine(RuleBasedStateMachine):
             self.running.pop()()
         residency.poll()
         house.settle()
-        for digest, held in getattr(self, "held", {}).items():
-            if held and residency.state(digest) in (State.FETCHING, State.HOST):
-                size = KIB * self.SIZES[self.digests.index(digest)]
-                kept = residency.resident_bytes - residency.idle_bytes
-                lacks_host_room = residency.staged_bytes + size > residency.host_bytes
-                assert kept + size > residency.budget_bytes or lacks_host_room
-                assert residency.lacking_bytes or lacks_host_room
-            for _ in range(held):
-                residency.release(digest)
+        for digest, tenant in list(getattr(self, "held", {})):
+            self.check_why_it_waits(digest)
+            for _ in range(self.held.pop((digest, tenant))):
+                residency.release(digest, tenant)
             residency.poll()
             house.settle()
         assert residency.held_bytes == residency.loading_count == residency.lacking_bytes == 0
         self.temporary.cleanup()
+
+    def check_why_it_waits(self, digest: str) -> None:
+        residency = self.house.residency
+        if residency.state(digest) not in (State.FETCHING, State.HOST):
+            return
+        if not residency.lacks_room(digest):
+            assert all(residency.is_barred(t) for d, t in +self.held if d == digest)
+            return
+        size = KIB * self.SIZES[self.digests.index(digest)]
+        kept = residency.resident_bytes - residency.idle_bytes
+        lacks_host_room = residency.staged_bytes + size > residency.host_bytes
+        assert kept + size > residency.budget_bytes or lacks_host_room
+        assert residency.lacking_bytes or lacks_host_room
 
 
 class MemoryFetcher:
@@ -170,7 +189,8 @@ class MemoryFetcher:
 @pytest.mark.parametrize("seed", range(3))
 def test_books_agree_over_many_random_steps(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     random, pool, running = Random(seed), ManualPool(), list[Callable[[], None]]()
-    device, held, now = set[str](), list[str](), [0.0]
+    device, held, now = set[str](), list[tuple[str, str]](), [0.0]
+    limits = {"x": None, "y": 9, "z": 4}
 
     def load(digest: str, _: object) -> None:
         if int(digest) % 17 == 9:
@@ -187,10 +207,11 @@ def test_books_agree_over_many_random_steps(seed: int, caplog: pytest.LogCapture
         digest = str(min(int(random.expovariate(0.1)), 60))
         match random.choices(range(8), (6, 6, 2, 1, 1, 8, 8, 8))[0]:
             case 0 if len(held) < 12:
-                residency.acquire(digest, random.choice("xyz"))
-                held.append(digest)
+                tenant = random.choice("xyz")
+                residency.acquire(digest, tenant, limit=limits[tenant])
+                held.append((digest, tenant))
             case 1 if held:
-                residency.release(held.pop(random.randrange(len(held))))
+                residency.release(*held.pop(random.randrange(len(held))))
             case 2:
                 residency.prefetch(digest)
             case 3:
@@ -208,7 +229,7 @@ def test_books_agree_over_many_random_steps(seed: int, caplog: pytest.LogCapture
         residency.check_integrity()
         assert residency.resident_count == len(device)
     while held:
-        residency.release(held.pop())
+        residency.release(*held.pop())
     residency.check_integrity()
     assert residency.held_bytes == residency.loading_count == 0
 

@@ -27,10 +27,8 @@ def house(tmp_path: Path) -> Iterator[House]:
 def bring(house: House, *digests: str, tenant: str = "") -> None:
     """Make images resident and idle, the first the oldest."""
     for digest in digests:
-        house.residency.acquire(digest, tenant)
-        house.residency.poll()
-        house.settle()
-        house.release(digest)
+        house.acquire(digest, tenant=tenant)
+        house.release(digest, tenant=tenant)
 
 
 def expect(house: House, *digests: str) -> None:

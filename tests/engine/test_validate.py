@@ -40,7 +40,7 @@ def judge(made: Generate) -> str | None:
         request({"prompt_logprobs": 20, "logprobs": 20, "draft_tokens": 16}),
         request({"prompt_logprobs": 0, "draft_tokens": 0}),
         request({"guide": Guide("regex", "é" * (128 << 10))}),
-        request(policy=Policy(weight=1e-9, max_running=1, kv_share=1.0)),
+        request(policy=Policy(weight=1e-9, max_running=1, kv_share=1.0, resident_bytes=1)),
         request({"temperature": 0.0}, beams=Beams(8), choices=8),
         request(**COMPOSED),
         request(image=composition_digest(PARTS), parts=PARTS[::-1]),
@@ -71,6 +71,7 @@ def test_what_is_within_limits_comes_in(made: Generate) -> None:
         (request(policy=Policy(max_running=0)), "max_running must"),
         (request(policy=Policy(kv_share=0.0)), "kv_share must"),
         (request(policy=Policy(kv_share=1.01)), "kv_share must"),
+        (request(policy=Policy(resident_bytes=0)), "resident_bytes must"),
         (request(policy=Policy(kv_share=math.nan)), "kv_share must"),
     ],
 )
