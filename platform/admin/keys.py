@@ -1,0 +1,191 @@
+"""The screens of API keys: the list, a new one, and a secret that is shown this once.
+
+Knows forms; refuses to know how a key is made or checked.
+"""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Form, Query, Request
+from starlette.responses import Response
+
+from loraplex.platform.admin.examples import curl_for
+from loraplex.platform.admin.route import PageRoute
+from loraplex.platform.admin.shell import go, page, shell
+from loraplex.platform.admin.visit import PATH, Visit, Writing
+from loraplex.platform.admin.whose import chosen_tenant, tenant_choices, tenant_names
+from loraplex.platform.api import keys as api
+from loraplex.platform.api.context import Context, Ctx
+from loraplex.platform.api.key_schemas import KeyIn, RotateIn
+from loraplex.platform.db.models import ApiKey
+from loraplex.platform.db.types import utc_now
+from loraplex.platform.errors import ApiError
+from loraplex.platform.key_changes import list_keys
+from loraplex.web.contexts.keys import KeyMadePage, KeyRow, KeysPage
+from loraplex.web.contexts.shell import Badge, Choice, Pager
+
+router = APIRouter(prefix=f"{PATH}/keys", route_class=PageRoute, include_in_schema=False)
+Short = Annotated[str, Query(max_length=64)]
+Text = Annotated[str, Form(max_length=2000)]
+PAGE = 50
+SCOPES: Final = {
+    "infer": "call models",
+    "adapters:read": "see adapters",
+    "adapters:write": "upload, move and delete adapters",
+    "admin": "administer its tenant",
+}
+OVERLAPS: Final = {"0": "at once", "3600": "an hour", "86400": "a day", "604800": "a week"}
+
+
+@router.get("")
+async def show_keys(
+    request: Request, ctx: Ctx, visit: Writing, tenant_id: Short = "", after: Short = ""
+) -> Response:
+    """The list, and the form for a new key."""
+    return page(await _list(request, ctx, visit, tenant_id, after))
+
+
+@router.post("")
+async def create(
+    request: Request,
+    ctx: Ctx,
+    visit: Writing,
+    name: Text,
+    tenant_id: Short = "",
+    adapters: Text = "",
+    days: Text = "",
+    scopes: Annotated[list[str], Form()] = [],  # noqa: B006
+) -> Response:
+    """Make a key, and show its secret."""
+    try:
+        body = await _body(ctx, visit, tenant_id, name, adapters, days, scopes)
+        made = await api.create(visit.principal, visit.actor, ctx, body)
+    except ApiError as error:
+        context = replace(
+            await _list(request, ctx, visit, tenant_id, ""),
+            name=name,
+            adapters=adapters,
+            days=days,
+            scopes=tuple(Choice(k, v, k in scopes) for k, v in SCOPES.items()),
+            error=error.message,
+        )
+        return page(context)
+    return page(_made(request, ctx, visit, made.name, made.secret or "", tenant_id))
+
+
+@router.post("/{key_id}/rotate")
+async def rotate(
+    request: Request,
+    ctx: Ctx,
+    visit: Writing,
+    key_id: str,
+    overlap_s: Annotated[int, Form(ge=0, le=30 * 86_400)] = 86_400,
+    tenant_id: Short = "",
+) -> Response:
+    """Make the key's successor, and show its secret."""
+    body = RotateIn(overlap_s=overlap_s)
+    made = await api.rotate(visit.principal, visit.actor, ctx, key_id, body)
+    old = await api.get_one(visit.principal, ctx, key_id)
+    ends = datetime.fromtimestamp(old.expires_at, UTC) if old.expires_at else None
+    context = _made(request, ctx, visit, made.name, made.secret or "", tenant_id)
+    return page(replace(context, old_ends_at=ends))
+
+
+@router.post("/{key_id}/revoke")
+async def revoke(ctx: Ctx, visit: Writing, key_id: str, tenant_id: Short = "") -> Response:
+    """Make it useless."""
+    await api.revoke(visit.principal, visit.actor, ctx, key_id)
+    return go(f"{PATH}/keys{_mark(tenant_id)}", "key-revoked")
+
+
+async def _body(
+    ctx: Context,
+    visit: Visit,
+    tenant_id: str,
+    name: str,
+    adapters: str,
+    days: str,
+    scopes: list[str],
+) -> KeyIn:
+    async with ctx.db.read(visit.tenant_id) as session:
+        tenant = await chosen_tenant(session, visit, tenant_id)
+    names = [each.strip() for each in adapters.split(",") if each.strip()]
+    ends = utc_now() + timedelta(days=int(days)) if days.strip().isdecimal() else None
+    return KeyIn(
+        name=name.strip(),
+        scopes=scopes,
+        tenant_id=tenant.id if tenant else None,
+        expires_at=ends,
+        adapters=names or None,
+    )
+
+
+async def _list(
+    request: Request, ctx: Context, visit: Visit, tenant_id: str, after: str
+) -> KeysPage:
+    async with ctx.db.read(visit.tenant_id) as session:
+        tenant = await chosen_tenant(session, visit, tenant_id)
+        tenants = await tenant_choices(session, visit, tenant)
+        whose = tenant.id if tenant else None
+        found = await list_keys(session, tenant_id=whose, after=after or None, limit=PAGE)
+        names = await tenant_names(session, (key.tenant_id for key in found.items))
+    mark = _mark(tenant_id)
+    there = f"{PATH}/keys?tenant_id={tenant_id}"
+    return KeysPage(
+        shell=shell(request, visit, "API keys"),
+        rows=tuple(_row(key, names.get(key.tenant_id), mark) for key in found.items),
+        pager=Pager(
+            there if after else None,
+            f"{there}&after={found.items[-1].id}" if found.has_more else None,
+        ),
+        scopes=tuple(Choice(k, v, k in ("infer", "adapters:read")) for k, v in SCOPES.items()),
+        overlaps=tuple(Choice(k, v, k == "86400") for k, v in OVERLAPS.items()),
+        can_write=visit.can_write,
+        act=f"{PATH}/keys{mark}",
+        tenants=tenants,
+        tenant=tenant.name if tenant and visit.tenant_id is None else None,
+    )
+
+
+def _row(key: ApiKey, tenant: str | None, mark: str) -> KeyRow:
+    now = utc_now()
+    expired = key.expires_at is not None and key.expires_at <= now
+    return KeyRow(
+        id=key.id,
+        name=key.name,
+        tenant=tenant,
+        redacted=key.redacted,
+        scopes=tuple(key.scopes),
+        adapters=", ".join(key.adapters) if key.adapters else "all",
+        state=_state(key, expired),
+        ends_at=key.expires_at,
+        last_used_at=key.last_used_at,
+        act=f"{PATH}/keys/{key.id}",
+        mark=mark,
+        is_live=key.revoked_at is None and not expired,
+    )
+
+
+def _state(key: ApiKey, expired: bool) -> Badge:
+    if key.revoked_at is not None:
+        return Badge("revoked", "bad")
+    if expired:
+        return Badge("expired", "bad")
+    return Badge("ends", "warn") if key.expires_at else Badge("active", "good")
+
+
+def _made(
+    request: Request, ctx: Context, visit: Visit, name: str, secret: str, tenant_id: str
+) -> KeyMadePage:
+    return KeyMadePage(
+        shell=shell(request, visit, "API keys"),
+        name=name,
+        secret=secret,
+        curl=curl_for(str(request.base_url).rstrip("/"), ctx.base.name),
+        back=f"{PATH}/keys{_mark(tenant_id)}",
+    )
+
+
+def _mark(tenant_id: str) -> str:
+    return f"?tenant_id={tenant_id}" if tenant_id else ""

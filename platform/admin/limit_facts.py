@@ -1,0 +1,97 @@
+"""A tenant's limits as a form: what each means, what is set, and how much of it is used.
+
+Knows names and numbers; refuses to know where they are counted.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from loraplex.platform.api.quota_schemas import QuotaOut
+from loraplex.platform.db.models import Tenant
+from loraplex.platform.quotas import TenantLimits
+from loraplex.web.contexts.tenants import LimitField
+from loraplex.web.words import of_bytes, of_count
+
+FIELDS: Final[Mapping[str, tuple[str, str]]] = {
+    "requests_per_minute": ("Requests a minute", "In any minute."),
+    "tokens_per_minute": ("Tokens a minute", "Prompt and completion together."),
+    "max_concurrency": ("Requests at once", ""),
+    "tokens_per_day": ("Tokens a day", "A UTC day."),
+    "tokens_per_month": ("Tokens a month", "A UTC month."),
+    "storage_bytes": ("Stored bytes", "Of its adapters' images, each once."),
+    "max_adapters": ("Adapters", ""),
+    "resident_bytes": ("Bytes in memory", "Of its images in the engine."),
+    "weight": ("Weight", "Of its share of the engine's service; 1 is plain."),
+    "max_running": ("Sequences at once", "In the engine's batch."),
+    "kv_share": ("Share of the KV cache", "0 to 1."),
+}
+FRACTIONS: Final = frozenset({"weight", "kv_share"})
+REQUIRED: Final = FRACTIONS
+
+
+def numbers_of(
+    given: Mapping[str, str],
+) -> tuple[dict[str, int | float | None], dict[str, str]]:
+    """The form's numbers, empty ones as no limit; and what is wrong, by field."""
+    numbers: dict[str, int | float | None] = {}
+    wrong: dict[str, str] = {}
+    for name in FIELDS:
+        text = given.get(name, "").replace(",", "").replace(" ", "")
+        try:
+            if text:
+                numbers[name] = float(text) if name in FRACTIONS else int(text)
+            elif name in REQUIRED:
+                wrong[name] = "A number is needed; 1 is plain."
+            else:
+                numbers[name] = None
+        except ValueError:
+            wrong[name] = "A number is needed, or nothing for no limit."
+    return numbers, wrong
+
+
+def limit_fields(
+    tenant: Tenant,
+    quota: QuotaOut | None,
+    given: Mapping[str, str],
+    wrong: Mapping[str, str],
+) -> tuple[LimitField, ...]:
+    """The form's fields: what was given where it was wrong, else what is set."""
+    limits, used = TenantLimits.of(tenant), _used(quota)
+    return tuple(
+        _field(name, label, hint, getattr(limits, name), used.get(name), given, wrong)
+        for name, (label, hint) in FIELDS.items()
+    )
+
+
+def _field(
+    name: str,
+    label: str,
+    hint: str,
+    limit: float | None,
+    used: int | None,
+    given: Mapping[str, str],
+    wrong: Mapping[str, str],
+) -> LimitField:
+    told = None
+    if used is not None and limit is not None:
+        show = of_bytes if name.endswith("_bytes") else of_count
+        told = f"{show(used)} of {show(int(limit))} used"
+    return LimitField(
+        name=name,
+        label=label,
+        hint=hint,
+        value=given.get(name, "" if limit is None else f"{limit:.15g}"),
+        used=told,
+        share=min(1.0, used / limit) if told and used is not None and limit else None,
+        error=wrong.get(name),
+    )
+
+
+def _used(quota: QuotaOut | None) -> dict[str, int]:
+    if quota is None:
+        return {}
+    found = {"storage_bytes": quota.storage_bytes.used, "max_adapters": quota.adapters.used}
+    for bucket in quota.buckets:
+        if bucket.kind == "tenant":
+            found |= {each.name: each.used for each in bucket.limits}
+    return found

@@ -1,0 +1,29 @@
+"""All admin routers, in the order in which they are matched."""
+
+from typing import Final
+
+from loraplex.platform.admin import (
+    adapters,
+    keys,
+    overview,
+    playground,
+    records,
+    sign_in_pages,
+    system,
+    tenants,
+    uploads,
+    users,
+)
+
+SCREENS: Final = (
+    sign_in_pages,
+    overview,
+    adapters,
+    uploads,
+    playground,
+    keys,
+    tenants,
+    users,
+    records,
+    system,
+)
