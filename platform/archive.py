@@ -20,10 +20,21 @@ OPTIONAL: Final = ("README.md",)
 MAX_ENTRIES: Final = 16
 MAX_DIRECTORY_BYTES: Final = 64 << 10
 CHUNK: Final = 1 << 20
+PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+CONVERT: Final = (
+    "Convert it where it was trained: "
+    'python -c "import torch, safetensors.torch as s; '
+    "w = torch.load('adapter_model.bin', map_location='cpu', weights_only=True); "
+    "s.save_file({k: v.clone().contiguous() for k, v in w.items()}, "
+    "'adapter_model.safetensors')\"."
+)
 FIX: Final = "Zip the two files alone: zip -j adapter.zip adapter_config.json " + REQUIRED[1]
 
 _END = struct.Struct("<4s4H2LH")  # end of central directory, APPNOTE.TXT 4.3.16
 _END_SIGNATURE, _ZIP64_LOCATOR = b"PK\x05\x06", b"PK\x06\x07"
+
+# what `zipfile` raises for bytes that are no zip, or one of features that it has not
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError, RuntimeError)
 
 Reason = tuple[str, str]
 
@@ -39,7 +50,7 @@ def unpack(archive: Path, target: Path, max_bytes: int) -> None:
             with zipfile.ZipFile(file) as opened:
                 _check_entries(opened.infolist())
                 _extract(opened, target, max_bytes)
-        except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError) as error:
+        except _DAMAGE as error:
             raise _rejected(("archive_broken", "The archive is damaged.")) from error
 
 
@@ -81,10 +92,17 @@ def _faults(entry: zipfile.ZipInfo) -> Iterator[Reason]:
         yield "archive_path", f"The entry {shown} leads out of the archive. {FIX}"
     elif "/" in name or "\\" in name:
         yield "archive_nesting", f"The entry {shown} is in a folder. {FIX}"
+    elif name.endswith(PICKLES):
+        yield (
+            "archive_pickle",
+            f"The entry {shown} is a pickle, which may run code. {CONVERT} {FIX}",
+        )
     elif name not in REQUIRED + OPTIONAL:
         yield "archive_name", f"The entry {shown} is not part of an adapter. {FIX}"
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         yield "archive_link", f"The entry {shown} is a link or a device, not a file. {FIX}"
+    if entry.header_offset < 0:
+        yield "archive_broken", f"The entry {shown} begins before the archive."
     if entry.flag_bits & 0x1:
         yield "archive_encrypted", f"The entry {shown} is encrypted. {FIX}"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

@@ -4,13 +4,14 @@ Knows ids, actions and small details; refuses to hold a secret, a prompt or an u
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.db.models import AuditEntry
-from loraplex.platform.db.page import MAX_PAGE
+from loraplex.platform.db.page import MAX_PAGE, Page
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,21 @@ async def list_entries(
     action: str | None = None,
     actor: str | None = None,
     target: str | None = None,
+    since: datetime | None = None,
     before: str | None = None,
     limit: int = 100,
-) -> list[AuditEntry]:
-    """Entries that match what is given, the newest first, those before the id `before`."""
+) -> Page[AuditEntry]:
+    """Entries that match what is given, the newest first, those before the id `before`.
+
+    `since` is the moment of the earliest.
+    """
     wanted = {"tenant_id": tenant_id, "action": action, "actor": actor, "target": target}
     statement = select(AuditEntry).filter_by(**{k: v for k, v in wanted.items() if v is not None})
+    if since is not None:
+        statement = statement.where(AuditEntry.created_at >= since)
     if before is not None:
         statement = statement.where(AuditEntry.id < before)
-    newest = statement.order_by(AuditEntry.id.desc()).limit(max(1, min(limit, MAX_PAGE)))
-    return list(await session.scalars(newest))
+    limit = max(1, min(limit, MAX_PAGE))
+    newest = statement.order_by(AuditEntry.id.desc()).limit(limit + 1)
+    rows = list(await session.scalars(newest))
+    return Page(rows[:limit], len(rows) > limit)

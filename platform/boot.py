@@ -9,7 +9,7 @@ import errno
 import fcntl
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +18,7 @@ import msgspec
 from pydantic import ValidationError
 
 from loraplex.engine.images import BaseManifest
+from loraplex.platform.config_file import ConfigFileError, origins
 from loraplex.platform.console import Report
 from loraplex.platform.settings import DataDirError, Settings
 
@@ -31,16 +32,26 @@ class StartError(Exception):
 
 
 def read_settings(**given: Any) -> Settings:
-    """Return the settings of the environment, with those given (and not None) in their place.
+    """Return the settings of file and environment, with those given (and not None) in their place.
 
     Raises `StartError` for the first that cannot be.
     """
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ConfigFileError as error:
+        raise StartError(str(error)) from error
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        name = "__".join(map(str, first["loc"])).upper()
-        raise StartError(f"LORAPLEX_{name} cannot be used: {first['msg']}.") from error
+        where = _named(tuple(map(str, first["loc"])), given)
+        raise StartError(f"{where} cannot be used: {first['msg']}.") from error
+
+
+def _named(path: tuple[str, ...], given: Mapping[str, Any]) -> str:
+    """A setting as its source calls it: an option's variable, or a key of the file."""
+    source = origins(Settings, given)[path[0]]
+    if source in ("option", "default") or source.startswith("LORAPLEX_"):
+        return f"LORAPLEX_{'__'.join(path).upper()}"
+    return f"{path[0]} of {source}"
 
 
 @contextmanager

@@ -4,7 +4,9 @@ Knows the compiler's command line and its JSON; refuses to know PEFT, tensors, H
 """
 
 import contextlib
+import errno
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -16,7 +18,8 @@ import anyio
 import anyio.abc
 import msgspec
 
-from loraplex.platform.errors import AdapterRejected
+from loraplex.platform import tether
+from loraplex.platform.errors import AdapterRejected, StorageFull
 
 MODULE: Final = "loraplex.engine.compile_adapter"
 REJECTED: Final = 3  # the compiler's exit code when the adapter is at fault
@@ -27,21 +30,16 @@ log = logging.getLogger("loraplex.uploads")
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """What the compiler says of an image that it wrote; `bytes` is the file's size."""
+    """What the compiler says of an image that it wrote; `bytes` is the file's size.
+
+    `report` is all that it said, as plain JSON values.
+    """
 
     digest: str
     bytes: int
     rank: int
-    modules: dict[str, Any]
-    dora: bool
-    rslora: bool
-    parameters: int
-    warnings: tuple[Any, ...] = ()
-
-    def report(self) -> dict[str, Any]:
-        """The same, as plain JSON values."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
+    invocation: tuple[int, ...] = ()
+    report: dict[str, Any] = {}
 
 
 class _Reason(msgspec.Struct, frozen=True):
@@ -58,33 +56,39 @@ class CompilerFailed(RuntimeError):
 
 
 class AdapterCompiler:
-    """Compiles PEFT directories to images for one base, whose `base.json` is `base_file`."""
+    """Compiles PEFT directories to images for one base, whose `base.json` is `base_file`.
+
+    Its process ends with this one, whatever becomes of it.
+    """
 
     def __init__(
         self, base_file: Path, *, timeout_s: float, command: tuple[str, ...] | None = None
     ) -> None:
         """`command` is what runs the compiler, by default this Python's own."""
         self._base_file, self._timeout_s = base_file, timeout_s
-        self._command = command or (sys.executable, "-P", "-m", MODULE)
+        self._command = command or (sys.executable, "-I", "-m", MODULE)
         self._turn = anyio.Lock()
 
-    async def compile(self, source: Path, image: Path) -> Compiled:
+    async def compile(self, source: Path, image: Path, dtype: str = "bf16") -> Compiled:
         """Compile the adapter in `source` to the file `image`, when it is this one's turn.
 
-        Raises `AdapterRejected` with every reason, or `CompilerFailed`. Cancelling it kills the
-        process.
+        Raises `AdapterRejected` with every reason, `StorageFull`, or `CompilerFailed`. Cancelling
+        it kills the process.
         """
         async with self._turn:
             with anyio.move_on_after(self._timeout_s) as limit:
-                code, output = await self._run(source, image)
+                code, output = await self._run(source, image, dtype)
         if limit.cancelled_caught:
             raise AdapterRejected(
                 [("too_slow", f"Checking the adapter took longer than {self._timeout_s:g} s.")]
             )
         return _read(code, output)
 
-    async def _run(self, source: Path, image: Path) -> tuple[int, bytes]:
-        command = [*self._command, str(source), "--base", str(self._base_file), "--out", str(image)]
+    async def _run(self, source: Path, image: Path, dtype: str) -> tuple[int, bytes]:
+        command = [sys.executable, "-IS", tether.__file__, str(os.getpid()), *self._command]
+        command += [str(source), "--base", str(self._base_file)]
+        command += ["--out", str(image), "--dtype", dtype]
+        command += ["--seconds", str(math.ceil(self._timeout_s))]
         with image.with_suffix(".log").open("w+b") as complaints:
             process = await anyio.open_process(
                 command,
@@ -101,8 +105,15 @@ class AdapterCompiler:
                 await _end(process)
             if code not in (0, REJECTED):
                 complaints.seek(-min(4096, complaints.tell()), os.SEEK_CUR)
-                log.error("the compiler ended with %d: %r", code, complaints.read())
+                _complain(code, complaints.read())
         return code, output
+
+
+def _complain(code: int, said: bytes) -> None:
+    """Log how the compiler failed; raises `StorageFull` where it says that the disk is full."""
+    log.error("the compiler ended with %d: %r", code, said)
+    if any(os.strerror(number).encode() in said for number in (errno.ENOSPC, errno.EDQUOT)):
+        raise StorageFull
 
 
 def _environment() -> dict[str, str]:
@@ -133,7 +144,8 @@ async def _end(process: anyio.abc.Process) -> None:
 def _read(code: int, output: bytes) -> Compiled:
     try:
         if code == 0:
-            return msgspec.json.decode(_last_line(output), type=Compiled)
+            said = msgspec.json.decode(_last_line(output), type=dict[str, Any])
+            return msgspec.convert(said | {"report": said}, Compiled)
         if code == REJECTED:
             found = msgspec.json.decode(_last_line(output), type=_Rejection)
             raise AdapterRejected([(reason.code, reason.message) for reason in found.reasons])

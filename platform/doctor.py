@@ -9,25 +9,19 @@ import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import msgspec
-from sqlalchemy import URL, text
 
 from loraplex.engine.client.local import LocalEngine
 from loraplex.platform import boot
-from loraplex.platform.db.session import Database
-from loraplex.platform.embedded_redis import RedisStartError, find_program
+from loraplex.platform import doctor_services as services
 from loraplex.platform.engine_process import backend_command, choice_command
-from loraplex.platform.errors import LimiterDown
-from loraplex.platform.limits import Limiter, connect
+from loraplex.platform.findings import Finding
 from loraplex.platform.settings import Settings
 from loraplex.platform.sockets import socket_path
 
-State = Literal["ok", "warning", "wrong"]
 GIB = 1 << 30
 LOW_DISK, LOW_MEMORY = 2 * GIB, 1 * GIB
 ANSWER_S = 3.0
@@ -35,25 +29,17 @@ CHOICE_S = 60.0  # torch is imported where there is a GPU
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One look: `mend` says what to do where it is not ok."""
-
-    what: str
-    state: State
-    found: str
-    mend: str = ""
-
-
 async def examine(settings: Settings) -> list[Finding]:
     """Return all findings, in the order in which a start would meet them."""
     served = boot.is_served(settings)
     return [
         *(look() for look in (_python, _torch, _processor, _gpu, _memory)),
+        services.configuration(settings),
         _data_dir(settings),
         _disk(settings),
-        await _database(settings),
-        await _redis(settings),
+        await services.database(settings),
+        *await services.redis(settings, served),
+        await services.store(settings),
         _model(settings),
         _executor(settings),
         _port(settings, served),
@@ -133,45 +119,6 @@ def _disk(settings: Settings) -> Finding:
     return Finding("disk", "ok", found)
 
 
-async def _database(settings: Settings) -> Finding:
-    try:
-        url = settings.database
-        shown = url.render_as_string(hide_password=True)
-        if _is_to_be_made(url):
-            return Finding("database", "ok", f"{shown}, made at the first start")
-        db = Database(url)
-        async with db.read(None) as session:
-            await session.execute(text("SELECT 1"))
-        await db.dispose()
-    except Exception as error:  # any driver's, any network's
-        cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        mend = "See that it runs and that LORAPLEX_DATABASE_URL is right, or unset it for SQLite."
-        return Finding("database", "wrong", f"does not open ({cause})", mend)
-    return Finding("database", "ok", shown)
-
-
-def _is_to_be_made(url: URL) -> bool:
-    return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
-
-
-async def _redis(settings: Settings) -> Finding:
-    if settings.redis_url is None:
-        try:
-            program = find_program()
-        except RedisStartError as error:
-            return Finding("Redis", "wrong", "none to start", str(error))
-        return Finding("Redis", "ok", f"embedded, {program}, {_version(program)}")
-    redis = connect(settings.redis_url, timeout_s=settings.redis_timeout_s)
-    try:
-        await Limiter(redis).ping()
-    except LimiterDown:
-        mend = "Start it and see that LORAPLEX_REDIS_URL is right, or unset it for an embedded one."
-        return Finding("Redis", "wrong", "the one in LORAPLEX_REDIS_URL does not answer", mend)
-    finally:
-        await redis.aclose()
-    return Finding("Redis", "ok", "the one in LORAPLEX_REDIS_URL answers")
-
-
 def _model(settings: Settings) -> Finding:
     mend = "Give --model a Hugging Face id, a directory or a .gguf; `make serve` fetches a demo."
     if settings.model:
@@ -230,12 +177,6 @@ async def _engine(settings: Settings, served: bool) -> Finding:
         await client.close()
     found = f"{ready.executor} executor on {ready.device} in {ready.dtype}"
     return Finding("engine", "ok", f"{found}, KV cache of {ready.kv_capacity_tokens} tokens")
-
-
-def _version(program: str) -> str:
-    lines = _output(program, "--version")
-    found = [word for word in " ".join(lines).split() if word.startswith("v=")]
-    return found[0].removeprefix("v=") if found else "version not known"
 
 
 def _output(*command: str) -> list[str]:

@@ -11,18 +11,24 @@
     ├── Conflict                  409     invalid_request_error   conflict
     │   ├── NameConflict          409     invalid_request_error   name_conflict
     │   ├── AliasMoved            409     invalid_request_error   alias_moved
-    │   └── ImageMismatch         409     invalid_request_error   image_mismatch
+    │   ├── ImageMismatch         409     invalid_request_error   image_mismatch
+    │   ├── WrongOffset           409     invalid_request_error   wrong_offset
+    │   ├── IdempotencyMismatch   409     invalid_request_error   idempotency_mismatch
+    │   └── StillRunning          409     invalid_request_error   still_running
     ├── TooLarge                  413     invalid_request_error   request_too_large
     ├── AdapterRejected           422     invalid_request_error   adapter_rejected
     ├── RateLimited               429     rate_limit_error        rate_limit_exceeded
     ├── QuotaExceeded             429     insufficient_quota      insufficient_quota
+    │   └── BudgetSpent           429     insufficient_quota      insufficient_quota
     ├── InternalError             500     server_error            internal_error
     ├── ImageUnusable             500     server_error            image_missing, image_corrupt
     ├── TimedOut                  504     server_error            request_timeout
+    ├── StorageFull               507     server_error            storage_full
     └── Unavailable               503     server_error            unavailable
         ├── EngineUnavailable     503     server_error            engine_unavailable
         │   └── EngineRestarted   503     server_error            engine_restarted
         ├── LimiterDown           503     server_error            limiter_down
+        ├── ServerStopping        503     server_error            server_stopping
         └── Overloaded            503     server_error            overloaded
 
 This file knows what went wrong and what the caller may do about it. It refuses to know HTTP
@@ -31,9 +37,16 @@ frameworks and databases; messages never hold a secret or an internal path.
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, ClassVar, Literal
 
-LimitKind = Literal["requests", "tokens", "concurrency"]
+LimitName = Literal[
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrency",
+    "tokens_per_day",
+    "tokens_per_month",
+]
 
 
 class ApiError(Exception):
@@ -77,6 +90,10 @@ class ApiError(Exception):
             "param": self.param,
             "code": self.code,
         }
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Send these too, where the error has none of the same name."""
+        self._headers = {**headers, **self._headers}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -190,6 +207,43 @@ class ImageMismatch(Conflict):
     code = "image_mismatch"
 
 
+class WrongOffset(Conflict):
+    """Bytes were sent for another place of a part than its end, which the header tells."""
+
+    code = "wrong_offset"
+
+    def __init__(self, part: str, sent: int, offset: int) -> None:
+        super().__init__(
+            f"The part {part} has {offset} bytes, so it goes on at {offset}, not at {sent}. "
+            f"Send what follows with Upload-Offset: {offset}.",
+            param="Upload-Offset",
+            headers={"upload-offset": str(offset)},
+        )
+        self.offset = offset
+
+
+class IdempotencyMismatch(Conflict):
+    """The Idempotency-Key was used for a request that said something else."""
+
+    code = "idempotency_mismatch"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This Idempotency-Key belongs to another request of yours. Use a new key for a new "
+            "request, or send that one again as it was.",
+            param="Idempotency-Key",
+        )
+
+
+class StillRunning(Conflict):
+    """The same thing is being done for another request; its outcome can be had soon."""
+
+    code, retry = "still_running", True
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
 class TooLarge(ApiError):
     """The body, or what it unpacks to, is larger than the limit that the message gives."""
 
@@ -211,32 +265,60 @@ class AdapterRejected(ApiError):
 
 
 class RateLimited(ApiError):
-    """A limit of the tenant is used up for now; `retry_after_s` says when to come back."""
+    """A limit is used up for now; `retry_after_s` says when to come back.
+
+    `bucket` is whose limit it is: "tenant", "key" or "adapter"; `name` which of its limits.
+    """
 
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
 
     def __init__(
         self,
-        kind: LimitKind,
+        name: LimitName,
         retry_after_s: float,
         limit: int,
         remaining: int = 0,
         headers: Mapping[str, str] | None = None,
+        *,
+        bucket: str = "tenant",
     ) -> None:
-        unit = "requests at once" if kind == "concurrency" else f"{kind} per minute"
+        unit = "requests at once" if name == "max_concurrency" else name.replace("_", " ")
         super().__init__(
-            f"The limit of {limit} {unit} is reached ({remaining} left). "
+            f"This {bucket}'s limit of {limit} {unit} is reached ({remaining} left). "
             f"Try again in {max(1, math.ceil(retry_after_s))} s.",
             retry_after_s=retry_after_s,
             headers=headers,
         )
-        self.kind, self.limit, self.remaining = kind, limit, remaining
+        self.name, self.limit, self.remaining, self.bucket = name, limit, remaining, bucket
 
 
 class QuotaExceeded(ApiError):
     """A budget or a quota is used up, and waiting a little will not help."""
 
     status, type, code, retry = 429, "insufficient_quota", "insufficient_quota", False
+
+
+class BudgetSpent(QuotaExceeded):
+    """A day's or a month's tokens are used up until `resets_at`, a moment in UTC."""
+
+    def __init__(
+        self,
+        name: LimitName,
+        limit: int,
+        used: int,
+        asked: int,
+        resets_at: datetime,
+        headers: Mapping[str, str] | None = None,
+        *,
+        bucket: str = "tenant",
+    ) -> None:
+        super().__init__(
+            f"This {bucket}'s budget of {limit} {name.replace('_', ' ')} does not suffice: {used} "
+            f"are used or reserved, and this request may take {asked}. The budget is whole again "
+            f"at {resets_at:%Y-%m-%d %H:%M} UTC. Lower max_tokens, or ask for a larger budget.",
+            headers=headers,
+        )
+        self.name, self.limit, self.used, self.bucket = name, limit, used, bucket
 
 
 class InternalError(ApiError):
@@ -252,6 +334,18 @@ class ImageUnusable(ApiError):
     """The adapter's weights are gone or damaged; only a new upload helps."""
 
     status, retry = 500, False
+
+
+class StorageFull(ApiError):
+    """The disk that the data directory lies on has no room; what was acknowledged is kept."""
+
+    status, code, retry = 507, "storage_full", False
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server's disk is full. Nothing that was acknowledged is lost: go on from there "
+            "once its operator has made room."
+        )
 
 
 class TimedOut(ApiError):
@@ -288,6 +382,15 @@ class LimiterDown(Unavailable):
 
     def __init__(self, message: str = "Limits cannot be checked now. Try again soon.") -> None:
         super().__init__(message)
+
+
+class ServerStopping(Unavailable):
+    """This server is being stopped; another one, or the next, takes the request."""
+
+    code = "server_stopping"
+
+    def __init__(self) -> None:
+        super().__init__("The server is stopping. Send the request again in a few seconds.")
 
 
 class Overloaded(Unavailable):

@@ -1,42 +1,49 @@
-"""API keys: made, checked, listed and revoked.
+"""API keys: made, rotated and checked; and who calls with one.
 
-A key is `lpx_`, 32 random base-62 characters and their CRC-32 in 6 more, so that a typing error
-is told from a wrong key without a look at the database. Only a keyed hash of it is stored.
-Knows secrets for as long as a call lasts; refuses to log, store or return one twice.
+Only a keyed hash of a secret is stored. Knows secrets for as long as a call lasts; refuses to log,
+store or return one twice.
 """
 
-import hashlib
-import hmac
 import logging
-import re
-import secrets
-import string
-import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Literal, cast, get_args
+from typing import Final, cast
 
 from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.platform import audit
+from loraplex.platform.audit import Actor
 from loraplex.platform.db.locks import FOR_CHANGE
-from loraplex.platform.db.models import NAME_LENGTH, ApiKey, Tenant
-from loraplex.platform.db.page import Page, fetch_page
+from loraplex.platform.db.models import ApiKey, Tenant
 from loraplex.platform.db.session import Database
 from loraplex.platform.db.types import utc_now
-from loraplex.platform.errors import BadRequest, Forbidden, InvalidKey, NotFound, Unavailable
+from loraplex.platform.errors import (
+    Conflict,
+    Forbidden,
+    InvalidKey,
+    ModelNotFound,
+    NotFound,
+    Unavailable,
+)
+from loraplex.platform.key_cache import KeyCache
+from loraplex.platform.key_secrets import is_well_formed, new_secret, redacted
+from loraplex.platform.key_terms import (
+    Scope,
+    check_adapters,
+    check_expiry,
+    check_name,
+    check_overlap,
+    check_scopes,
+)
+from loraplex.platform.peppers import Peppers
 from loraplex.platform.quotas import UNLIMITED, Limits, TenantLimits
+from loraplex.platform.resolving import Resolved
 from loraplex.platform.tenants import get_tenant
 
 log = logging.getLogger(__name__)
 
-Scope = Literal["infer", "adapters:read", "adapters:write", "admin"]
-SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-
-_BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_RANDOM, _CHECK = 32, 6
-_PATTERN: Final = re.compile(rf"lpx_([0-9A-Za-z]{{{_RANDOM}}})([0-9A-Za-z]{{{_CHECK}}})")
 _USED_EVERY: Final = timedelta(minutes=1)
 
 
@@ -45,7 +52,7 @@ class Principal:
     """Who calls: a key, its tenant (None: an operator), what it may do, and what holds it.
 
     `limits` are the tenant's and `key_limits` the key's own; `adapters` are the names of those that
-    it may use, None for all.
+    it may use, None for all. For a user who has signed in, `key_id` is the user's id.
     """
 
     key_id: str
@@ -54,18 +61,38 @@ class Principal:
     limits: TenantLimits
     key_limits: Limits = UNLIMITED
     adapters: frozenset[str] | None = None
+    is_user: bool = False
 
     @property
     def is_operator(self) -> bool:
-        """Whether the key belongs to no tenant and may administer all."""
+        """Whether it belongs to no tenant and may administer all."""
         return self.tenant_id is None and "admin" in self.scopes
+
+    def may_use(self, name: str) -> bool:
+        """Whether it may use the adapter, or the base, of this name."""
+        return self.adapters is None or name in self.adapters
+
+    def check_adapter(self, resolved: Resolved, model: str) -> None:
+        """Raise `ModelNotFound` for what it may not use, as for what is not there."""
+        if not self.may_use(resolved.adapter or resolved.model_id):
+            raise ModelNotFound(model)
 
 
 class KeyRing:
-    """Makes and checks keys; holds the pepper, without which stored hashes are of no use."""
+    """Makes and checks keys; holds the peppers, without which stored hashes are of no use.
 
-    def __init__(self, pepper: bytes) -> None:
-        self._pepper = pepper
+    A key whose hash is under an old pepper is hashed under the newest at its next use. Without a
+    `cache` every request reads the database.
+    """
+
+    def __init__(
+        self,
+        pepper: bytes,
+        old_peppers: Sequence[bytes] = (),
+        cache: KeyCache[Principal] | None = None,
+    ) -> None:
+        self.peppers = Peppers(pepper, old_peppers)
+        self._cache = KeyCache[Principal](ttl_s=0) if cache is None else cache
 
     async def create(
         self,
@@ -74,31 +101,68 @@ class KeyRing:
         name: str,
         scopes: Collection[str],
         expires_at: datetime | None = None,
+        *,
+        actor: Actor,
+        adapters: Collection[str] | None = None,
+        limits: Limits = UNLIMITED,
     ) -> tuple[ApiKey, str]:
         """Make a key and return it with its secret, which is never seen again.
 
-        Raises `BadRequest` for a bad name, scope or expiry, `NotFound` for an unknown tenant.
+        Raises `BadRequest` for a bad name, scope, expiry or adapter, `NotFound` for an unknown
+        tenant.
         """
-        if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
-            raise BadRequest(
-                f"A key's name has 1 to {NAME_LENGTH} printable characters.", param="name"
-            )
-        if expires_at is not None and _aware(expires_at) <= utc_now():
-            raise BadRequest("A key's expiry must be in the future.", param="expires_at")
+        check_name(name)
+        check_expiry(expires_at, utc_now())
+        check_scopes(tenant_id, scopes)
+        check_adapters(adapters, scopes)
         if tenant_id is not None:
             await get_tenant(session, tenant_id)
-        secret = _new_secret()
         key = ApiKey(
             tenant_id=tenant_id,
             name=name,
-            digest=self._digest(secret),
-            redacted=f"{secret[:8]}…",
-            scopes=_checked_scopes(tenant_id, scopes),
+            scopes=sorted({*scopes}),
             expires_at=expires_at,
+            adapters=None if adapters is None else sorted({*adapters}),
         )
+        limits.put(key)
+        secret = await self._add(session, key)
+        told = {"name": name, "scopes": key.scopes, "adapters": key.adapters}
+        await audit.note(session, actor, "key.created", key.id, tenant_id=tenant_id, **told)
+        return key, secret
+
+    async def rotate(
+        self, session: AsyncSession, key_id: str, overlap: timedelta, *, actor: Actor
+    ) -> tuple[ApiKey, str]:
+        """Make a key's successor: a new id and secret, all else the same. Returns both.
+
+        The old key expires when the overlap is over, or when it would have. Raises `NotFound`, and
+        `Conflict` for a key that is revoked, expired or rotated already.
+        """
+        check_overlap(overlap)
+        old = await get_key(session, key_id, lock=True)
+        await _check_rotatable(session, old)
+        new = ApiKey(
+            tenant_id=old.tenant_id,
+            name=old.name,
+            scopes=old.scopes,
+            expires_at=old.expires_at,
+            adapters=old.adapters,
+            rotated_from=old.id,
+        )
+        Limits.of(old).put(new)
+        secret = await self._add(session, new)
+        ends = utc_now() + overlap
+        old.expires_at = ends if old.expires_at is None else min(ends, old.expires_at)
+        told = {"successor": new.id, "overlap_s": overlap.total_seconds()}
+        await audit.note(session, actor, "key.rotated", old.id, tenant_id=old.tenant_id, **told)
+        return new, secret
+
+    async def _add(self, session: AsyncSession, key: ApiKey) -> str:
+        secret = new_secret()
+        key.digest, key.redacted = self.peppers.digest(secret), redacted(secret)
         session.add(key)
         await session.flush()
-        return key, secret
+        return secret
 
     async def authenticate(self, db: Database, secret: str | None) -> Principal:
         """Who holds this secret.
@@ -106,32 +170,36 @@ class KeyRing:
         Raises `InvalidKey`, always the same, when it is missing, malformed, unknown, revoked or
         expired; `Forbidden` when its tenant is suspended.
         """
-        if secret is None or not _is_well_formed(secret):
+        if secret is None or not is_well_formed(secret):
             raise InvalidKey
-        digest = self._digest(secret)
+        digest = self.peppers.digest(secret)
+        if (known := self._cache.get(digest)) is not None:
+            return known
+        reading = self._cache.begin()
+        key, tenant = await self._find(db, secret)
+        if tenant is not None and tenant.suspended_at is not None:
+            raise Forbidden("This tenant is suspended. Ask the operator to resume it.")
+        principal = _principal(key, tenant)
+        self._cache.put(digest, principal, reading, _seconds_until(key.expires_at))
+        await _note_use(db, key, digest)
+        return principal
+
+    def forget(self) -> None:
+        """Read keys and tenants anew: this process has just changed some."""
+        self._cache.clear()
+
+    async def _find(self, db: Database, secret: str) -> tuple[ApiKey, Tenant | None]:
+        digests = self.peppers.digests(secret)
         async with db.read(None) as session:
             found = await session.execute(
                 select(ApiKey, Tenant)
                 .outerjoin(Tenant, Tenant.id == ApiKey.tenant_id)
-                .where(ApiKey.digest == digest)
+                .where(ApiKey.digest.in_(digests))
             )
             key, tenant = found.one_or_none() or (None, None)
-        if key is None or not hmac.compare_digest(key.digest, digest) or not _is_live(key):
+        if key is None or not _is_live(key) or not self.peppers.verify(secret, key.digest):
             raise InvalidKey
-        if tenant is not None and tenant.suspended_at is not None:
-            raise Forbidden("This tenant is suspended. Ask the operator to resume it.")
-        await _note_use(db, key)
-        return Principal(
-            key_id=key.id,
-            tenant_id=key.tenant_id,
-            scopes=frozenset(cast("list[Scope]", key.scopes)),
-            limits=TenantLimits() if tenant is None else TenantLimits.of(tenant),
-            key_limits=Limits.of(key),
-            adapters=None if key.adapters is None else frozenset(key.adapters),
-        )
-
-    def _digest(self, secret: str) -> str:
-        return hmac.new(self._pepper, secret.encode(), hashlib.sha256).hexdigest()
+        return key, tenant
 
 
 async def get_key(session: AsyncSession, key_id: str, *, lock: bool = False) -> ApiKey:
@@ -142,78 +210,43 @@ async def get_key(session: AsyncSession, key_id: str, *, lock: bool = False) -> 
     return key
 
 
-async def list_keys(
-    session: AsyncSession,
-    *,
-    tenant_id: str | None = None,
-    after: str | None = None,
-    limit: int = 100,
-) -> Page[ApiKey]:
-    """Keys in the order they were made, revoked ones too; of one tenant, if it is given."""
-    statement = select(ApiKey)
-    if tenant_id is not None:
-        statement = statement.where(ApiKey.tenant_id == tenant_id)
-    return await fetch_page(session, statement, ApiKey.id, after=after, limit=limit)
+async def _check_rotatable(session: AsyncSession, key: ApiKey) -> None:
+    if not _is_live(key):
+        raise Conflict("The key is revoked or expired; make a new one.")
+    successor = await session.scalar(select(ApiKey.id).where(ApiKey.rotated_from == key.id))
+    if successor is not None:
+        raise Conflict(f"The key was rotated already; rotate its successor {successor}.")
 
 
-async def revoke_key(session: AsyncSession, key_id: str) -> ApiKey:
-    """Make a key useless from now on; twice is once. Raises `NotFound`."""
-    key = await get_key(session, key_id, lock=True)
-    if key.revoked_at is None:
-        key.revoked_at = utc_now()
-    return key
-
-
-async def _note_use(db: Database, key: ApiKey) -> None:
+async def _note_use(db: Database, key: ApiKey, digest: str) -> None:
+    """Note when the key was used, by the minute, and keep its hash under the newest pepper."""
     now = utc_now()
     stale = now - _USED_EVERY
-    if key.last_used_at is not None and key.last_used_at > stale:
+    if key.digest == digest and key.last_used_at is not None and key.last_used_at > stale:
         return
-    unused = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= stale)
-    statement = update(ApiKey).where(ApiKey.id == key.id, unused).values(last_used_at=now)
+    due = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= stale, ApiKey.digest != digest)
+    statement = update(ApiKey).where(ApiKey.id == key.id, due)
     try:
         async with db.session(None) as session:
-            await session.execute(statement)
+            await session.execute(statement.values(last_used_at=now, digest=digest))
     except Unavailable as error:  # a busy database is no reason to refuse a good key
         log.warning("the use of key %s was not noted: %s", key.id, error)
 
 
-def _new_secret() -> str:
-    body = "".join(secrets.choice(_BASE62) for _ in range(_RANDOM))
-    return f"lpx_{body}{_checksum(body)}"
+def _principal(key: ApiKey, tenant: Tenant | None) -> Principal:
+    return Principal(
+        key_id=key.id,
+        tenant_id=key.tenant_id,
+        scopes=frozenset(cast("list[Scope]", key.scopes)),
+        limits=TenantLimits() if tenant is None else TenantLimits.of(tenant),
+        key_limits=Limits.of(key),
+        adapters=None if key.adapters is None else frozenset(key.adapters),
+    )
 
 
-def _is_well_formed(secret: str) -> bool:
-    match = _PATTERN.fullmatch(secret)
-    return match is not None and _checksum(match[1]) == match[2]
-
-
-def _checksum(body: str) -> str:
-    number, digits = zlib.crc32(body.encode()), ""
-    for _ in range(_CHECK):
-        number, digit = divmod(number, len(_BASE62))
-        digits = _BASE62[digit] + digits
-    return digits
+def _seconds_until(moment: datetime | None) -> float | None:
+    return None if moment is None else (moment - utc_now()).total_seconds()
 
 
 def _is_live(key: ApiKey) -> bool:
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > utc_now())
-
-
-def _aware(moment: datetime) -> datetime:
-    if moment.tzinfo is None:
-        raise BadRequest("A key's expiry needs a timezone, such as 'Z'.", param="expires_at")
-    return moment
-
-
-def _checked_scopes(tenant_id: str | None, scopes: Collection[str]) -> list[str]:
-    unknown = sorted({*scopes} - {*SCOPES})
-    if unknown or not scopes:
-        raise BadRequest(f"A key's scopes are one or more of {', '.join(SCOPES)}.", param="scopes")
-    if tenant_id is None and "infer" in scopes:
-        raise BadRequest(
-            "An operator's key cannot infer, because no tenant would be charged; "
-            "make a key for a tenant.",
-            param="scopes",
-        )
-    return sorted({*scopes})

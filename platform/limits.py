@@ -1,174 +1,217 @@
-"""Holds each tenant to its limits: requests a minute, tokens a minute, requests at once.
+"""Holds each request to the limits of its tenant, its key and its adapters.
 
-All three are one atomic decision in Redis (`admit.lua`), on Redis's own clock, so any number of
-processes together never let more through than the limits say.
+All limits of all buckets are one atomic decision in Redis (`admit.lua`), on Redis's own clock, so
+any number of processes together never let more through than the limits say.
 
 - *Requests*: the generic cell rate algorithm (GCRA, ITU-T I.371): a burst of the whole limit, then
-  one each `60 / limit` seconds; one key a tenant.
-- *Tokens*: a counter for each minute. `admit` reserves the estimate; `settle` puts the difference
-  to the real use into the same minute. A reservation that nobody settles (a crashed process, an
-  answer that came too late) stays charged at its estimate until its minute ends, so the limit
-  holds even then.
-- *At once*: a lease a request, which ends by `settle`, or 45 s after its last `heartbeat`.
+  one each `60 / limit` seconds; one key a bucket.
+- *Tokens*: a counter for each minute, UTC day and UTC month, named by it, so nothing ever has to be
+  reset. `admit` reserves the estimate; `settle` puts the difference to the real use into the same
+  windows.
+- *At once*: a lease a request and bucket, which ends by `settle`, or `lease_s` after its last
+  heartbeat.
 
-Knows Redis; refuses to know the database and what the tokens are. When Redis does not answer,
-nothing is let through: `LimiterDown`.
+A request that nobody settles (its process was killed) is found by `abandoned` when its leases have
+ended, with the tokens that were last heard of, and charged by `sweep`.
+
+While Redis does not answer, requests with a budget are refused (`LimiterDown`); for others this
+process alone holds its share of the rates (`degraded.py`). What could not be told to Redis then is
+told by `catch_up`, once. Knows when which of the two decides; refuses to know the database, and
+what tokens are.
 """
 
-import contextlib
-import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, NoReturn
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
 
 import anyio
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.commands.core import AsyncScript
-from redis.exceptions import RedisError
 
-from loraplex.platform.errors import BadRequest, LimiterDown, LimitKind, RateLimited
+from loraplex.platform.breaker import Breaker
+from loraplex.platform.degraded import Degraded
+from loraplex.platform.errors import LimiterDown
 from loraplex.platform.ids import new_id
-from loraplex.platform.quotas import TenantLimits
-
-log = logging.getLogger(__name__)
+from loraplex.platform.limit_scripts import Abandoned, LimitScripts, NotTried, Refusal
+from loraplex.platform.limit_standing import Standing, check_fits, refusal
+from loraplex.platform.quotas import Bucket
 
 PERIOD_S: Final = 60.0
 LEASE_S: Final = 45.0
 TIMEOUT_S: Final = 0.25
+HEARTBEAT_S: Final = 5.0  # at most; so long are the tokens that a killed server had not told of
+MAX_OWED: Final = 10_000
 _CONNECTIONS: Final = 32
-_REFUSED_BY: Final[dict[int, LimitKind]] = {1: "concurrency", 2: "requests", 3: "tokens"}
-
-
-@dataclass(frozen=True)
-class Budget:
-    """One limit as it stands; `reset_s` seconds from now all of it is there again."""
-
-    limit: int
-    remaining: int
-    reset_s: float
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How a tenant stands after a decision; a budget of None is no limit."""
-
-    requests: Budget | None
-    tokens: Budget | None
-    running: int
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, where there is a limit."""
-        headers = {}
-        for kind, budget in (("requests", self.requests), ("tokens", self.tokens)):
-            if budget is not None:
-                headers[f"x-ratelimit-limit-{kind}"] = str(budget.limit)
-                headers[f"x-ratelimit-remaining-{kind}"] = str(budget.remaining)
-                headers[f"x-ratelimit-reset-{kind}"] = _duration(budget.reset_s)
-        return headers
 
 
 @dataclass(frozen=True)
 class Admission:
-    """A request that was let in: to be settled, and kept alive by heartbeats until then."""
+    """A request that was let in: to be settled, and kept alive by heartbeats until then.
+
+    `known` says whether Redis may have heard of it; if not, this process alone let it in.
+    """
 
     id: str
     tenant_id: str
     estimate: int
     standing: Standing
-    window: int = field(repr=False)
+    known: bool = True
 
     @property
     def headers(self) -> dict[str, str]:
-        """The response's `x-ratelimit-*` headers."""
+        """The response's headers about limits."""
         return self.standing.headers
 
 
 class Limiter:
     """Admits, keeps and settles requests. `redis` comes from `connect`.
 
-    Other periods and leases than the standard ones are for tests; all processes must agree.
+    `replicas` is how many processes share the rates while Redis is away. No call waits longer than
+    `timeout_s`, by default the client's own. Other periods and leases than the standard ones are
+    for tests; all processes must agree.
     """
 
     def __init__(
-        self, redis: Redis, *, period_s: float = PERIOD_S, lease_s: float = LEASE_S
+        self,
+        redis: Redis,
+        *,
+        period_s: float = PERIOD_S,
+        lease_s: float = LEASE_S,
+        replicas: int = 1,
+        timeout_s: float | None = None,
     ) -> None:
-        self._redis, self._down = redis, False
-        self._period_us, self._lease_us = round(period_s * 1e6), round(lease_s * 1e6)
-        self._admit, self._settle, self._heartbeat = (
-            redis.register_script(Path(__file__).with_name(f"{name}.lua").read_text())
-            for name in ("admit", "settle", "heartbeat")
+        self._breaker, self._lease_s = Breaker(), lease_s
+        self._scripts = LimitScripts(
+            redis,
+            period_us=round(period_s * 1e6),
+            lease_us=round(lease_s * 1e6),
+            timeout_s=timeout_s or redis.connection_pool.connection_kwargs["socket_timeout"],
+            breaker=self._breaker,
         )
+        self._here = Degraded(replicas, round(period_s * 1e6))
+        self._owed: dict[str, tuple[str, int]] = {}  # id: its tenant, and the tokens it used
 
-    async def admit(self, tenant_id: str, limits: TenantLimits, estimate: int) -> Admission:
+    @property
+    def is_degraded(self) -> bool:
+        """Whether Redis had no answer to the last call."""
+        return not self._breaker.is_well
+
+    async def admit(
+        self,
+        tenant_id: str,
+        buckets: Sequence[Bucket],
+        estimate: int,
+        *,
+        request_id: str | None = None,
+        note: str = "",
+    ) -> Admission:
         """Let a request in that may use up to `estimate` tokens, prompt and completion together.
 
-        Raises `RateLimited` (with nothing charged), `LimiterDown`, or `BadRequest` for an estimate
-        that no minute can hold (see `cap_max_tokens`).
+        `note` is for whoever finds it abandoned. Raises, with nothing charged, `RateLimited`,
+        `QuotaExceeded` where a budget is used up, `LimiterDown`, or `BadRequest` for an estimate
+        that a bucket can never hold (see `cap_max_tokens`).
         """
-        _check_fits(limits, estimate)
-        admission_id = new_id("adm")
-        bounds = (limits.max_concurrency, limits.requests_per_minute, limits.tokens_per_minute)
-        reply: list[int] = await self._run(
-            self._admit,
-            tenant_id,
-            admission_id,
-            self._period_us,
-            self._lease_us,
-            *(-1 if bound is None else bound for bound in bounds),
-            estimate,
-        )
-        refused_by, wait_us, window, *_ = reply
-        standing = _standing(limits, reply)
-        if refused_by:
-            raise _refusal(_REFUSED_BY[refused_by], wait_us / 1e6, limits, standing)
-        return Admission(admission_id, tenant_id, estimate, standing, window)
+        check_fits(buckets, estimate)
+        id, known = request_id or new_id("adm"), True
+        try:
+            standing = await self._scripts.decide(tenant_id, id, buckets, estimate, note=note)
+        except LimiterDown as error:
+            known = not isinstance(error, NotTried)
+            standing = self._admit_here(tenant_id, id, buckets, estimate, known)
+        if standing.refused_by is not None:
+            raise refusal(standing, estimate)
+        return Admission(id, tenant_id, estimate, standing, known)
+
+    def _admit_here(
+        self, tenant_id: str, id: str, buckets: Sequence[Bucket], estimate: int, known: bool
+    ) -> Standing:
+        """Decide without Redis; what that may have admitted all the same is given back later."""
+        budgets = any(bucket.limits.has_budget for bucket in buckets)
+        closed = budgets or not self._here.can_ever_hold(buckets, estimate)
+        standing = None
+        if not closed:
+            standing = self._here.admit(tenant_id, id, buckets, estimate, _now_us())
+        if known and (standing is None or standing.refused_by is not None):
+            self._owe(tenant_id, id, 0)
+        if standing is None:
+            raise LimiterDown
+        return standing
 
     async def settle(self, admission: Admission, used: int) -> None:
-        """End a request that used so many tokens: the lease, and the difference to the estimate.
+        """End a request that used so many tokens: the leases, and the difference to the estimate.
 
-        A second call changes nothing. Raises `LimiterDown`; the lease then ends by itself, and the
-        estimate stays charged until its minute ends.
+        A second call changes nothing. Where Redis is away, `catch_up` does it later.
         """
-        await self._run(self._settle, admission.tenant_id, admission.id, admission.window, used)
+        self._here.settle(admission.id, used, _now_us())
+        if not admission.known:
+            return
+        try:
+            await self._scripts.settle(admission.tenant_id, admission.id, used)
+        except LimiterDown:
+            self._owe(admission.tenant_id, admission.id, used)
 
-    async def heartbeat(self, admission: Admission) -> bool:
-        """Keep the lease for another while; False when it is gone. Raises `LimiterDown`."""
-        reply = await self._run(self._heartbeat, admission.tenant_id, admission.id, self._lease_us)
-        return bool(reply)
+    async def heartbeat(self, admission: Admission, heard: int = 0) -> bool:
+        """Keep the leases for another while, and say how many tokens were generated so far.
 
-    async def keep_alive(self, admission: Admission) -> NoReturn:
+        False when a lease is gone. Raises `LimiterDown`.
+        """
+        if not admission.known:
+            return False
+        return await self._scripts.heartbeat(admission.tenant_id, admission.id, heard)
+
+    async def keep_alive(self, admission: Admission, heard: Callable[[], int]) -> NoReturn:
         """Send heartbeats until cancelled, three a lease; run it in a task beside the request."""
         while True:
-            await anyio.sleep(self._lease_us / 3e6)
-            with contextlib.suppress(LimiterDown):
-                await self.heartbeat(admission)
+            await anyio.sleep(min(HEARTBEAT_S, self._lease_s / 3))
+            try:
+                await self.heartbeat(admission, heard())
+            except LimiterDown:
+                continue
+
+    async def look(self, tenant_id: str, buckets: Sequence[Bucket], estimate: int = 0) -> Standing:
+        """How buckets stand, and what would refuse such a request; raises `LimiterDown`."""
+        return await self._scripts.decide(tenant_id, "", buckets, estimate, dry=True)
+
+    async def refusals(self, tenant_id: str) -> list[Refusal]:
+        """The last refusals of a tenant's requests, the newest first; raises `LimiterDown`."""
+        return await self._scripts.refusals(tenant_id)
+
+    async def abandoned(self, limit: int = 100) -> list[Abandoned]:
+        """Some requests that no server has kept alive for a whole lease; raises `LimiterDown`."""
+        return await self._scripts.abandoned(limit)
+
+    async def sweep(self, gone: Abandoned, used: int) -> bool:
+        """Charge an abandoned request so many tokens; raises `LimiterDown`.
+
+        False where its server has spoken meanwhile: that one will settle it, and puts the charge
+        right even later.
+        """
+        return await self._scripts.sweep(gone, used)
+
+    async def catch_up(self) -> None:
+        """Tell Redis of the requests that ended while it was away; raises `LimiterDown`.
+
+        Those that it never heard of stay uncounted, so none is charged twice.
+        """
+        for id, (tenant_id, used) in list(self._owed.items()):
+            await self._scripts.settle(tenant_id, id, used)
+            self._owed.pop(id, None)
 
     async def ping(self) -> None:
         """Return when Redis answers; raises `LimiterDown`."""
-        with self._fail_closed():
-            await self._redis.ping()
+        await self._scripts.ping()
 
-    async def _run(self, script: AsyncScript, tenant_id: str, *args: str | int) -> Any:
-        """Run a script to its end even if the caller is cancelled, so that none half-knows."""
-        with anyio.CancelScope(shield=True), self._fail_closed():
-            return await script(keys=[f"limits:{{{tenant_id}}}"], args=args)
+    def _owe(self, tenant_id: str, id: str, used: int) -> None:
+        """Remember to tell Redis; the oldest of too many is left to its lease's end."""
+        if len(self._owed) >= MAX_OWED:
+            del self._owed[next(iter(self._owed))]
+        self._owed[id] = (tenant_id, used)
 
-    @contextlib.contextmanager
-    def _fail_closed(self) -> Iterator[None]:
-        try:
-            yield
-        except (RedisError, OSError) as error:
-            if not self._down:
-                log.warning("limits fail closed: %s: %s", type(error).__name__, error)
-            self._down = True
-            raise LimiterDown from error
-        if self._down:
-            log.warning("limits work again")
-        self._down = False
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> Redis:
@@ -186,63 +229,3 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> Redis:
         protocol=2,
     )
     return Redis.from_pool(pool)
-
-
-def cap_max_tokens(
-    limits: TenantLimits, prompt_tokens: int, max_tokens: int | None, room: int, choices: int = 1
-) -> int:
-    """How many tokens each of `choices` completions may have: what was asked for, or what fits.
-
-    `room` is what the context leaves beside the prompt. When `max_tokens` is None the answer also
-    fits the tenant's tokens per minute, so a default never makes a request fail that could run.
-    Raises `BadRequest` when the request is larger than any minute can hold.
-    """
-    if max_tokens is None:
-        whole = limits.tokens_per_minute
-        share = room if whole is None else (whole - prompt_tokens) // choices
-        max_tokens = max(1, min(room, share))
-    _check_fits(limits, prompt_tokens + choices * max_tokens)
-    return max_tokens
-
-
-def _check_fits(limits: TenantLimits, estimate: int) -> None:
-    whole = limits.tokens_per_minute
-    if whole is not None and estimate > whole:
-        raise BadRequest(
-            f"The prompt and max_tokens together are {estimate} tokens, more than this tenant's "
-            f"limit of {whole} tokens per minute can ever hold. Shorten the prompt or lower "
-            "max_tokens.",
-            param="max_tokens",
-        )
-
-
-def _standing(limits: TenantLimits, reply: list[int]) -> Standing:
-    _, _, _, requests, requests_us, tokens, tokens_us, running = reply
-    return Standing(
-        _budget(limits.requests_per_minute, requests, requests_us),
-        _budget(limits.tokens_per_minute, tokens, tokens_us),
-        running,
-    )
-
-
-def _budget(limit: int | None, remaining: int, reset_us: int) -> Budget | None:
-    return None if limit is None else Budget(limit, remaining, reset_us / 1e6)
-
-
-def _refusal(
-    kind: LimitKind, wait_s: float, limits: TenantLimits, standing: Standing
-) -> RateLimited:
-    budget = {"requests": standing.requests, "tokens": standing.tokens}.get(kind)
-    if budget is None:
-        return RateLimited(kind, wait_s, limits.max_concurrency or 0, headers=standing.headers)
-    return RateLimited(kind, wait_s, budget.limit, budget.remaining, headers=standing.headers)
-
-
-def _duration(seconds: float) -> str:
-    """As OpenAI writes it: `250ms`, `1.5s`, `6m0s`; rounded up to the millisecond."""
-    milliseconds = -int(-seconds * 1000 // 1)
-    if milliseconds < 1000:
-        return f"{milliseconds}ms"
-    minutes, milliseconds = divmod(milliseconds, 60_000)
-    rest = f"{milliseconds / 1000:.3f}".rstrip("0").rstrip(".")
-    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -1,4 +1,4 @@
-"""What an operator may choose, read once from `LORAPLEX_*` variables; and where data lives.
+"""What an operator may choose, read once from variables and a file; and where data lives.
 
 Knows names, defaults and folders. Refuses to know what the parts do with them: the engine's own
 knobs pass through as they are. Nothing here is printed with a secret in it.
@@ -9,10 +9,14 @@ import os
 import secrets
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from sqlalchemy import URL, make_url
+
+from loraplex.platform.config_file import FileSource, path_in
+from loraplex.platform.logs import LogFormat, LogLevel
 
 PEPPER_BYTES = 32
 
@@ -22,7 +26,9 @@ class DataDirError(RuntimeError):
 
 
 class Settings(BaseSettings):
-    """One frozen set of choices; `LORAPLEX_PORT=9000` sets `port`.
+    """One frozen set of choices; `LORAPLEX_PORT=9000` sets `port`, as `port = 9000` in a file does.
+
+    Raises `ConfigFileError` for a file that cannot be used, `ValidationError` for a bad value.
 
     The knobs of the engine are set one by one (`LORAPLEX_ENGINE__MAX_NUM_SEQS=32`) or as one JSON
     object in `LORAPLEX_ENGINE`.
@@ -38,6 +44,10 @@ class Settings(BaseSettings):
         validate_default=True,
     )
 
+    config: Annotated[
+        Path | None,
+        Field(description="TOML file with any of these settings; a variable goes before it."),
+    ] = None
     data_dir: Annotated[
         Path, Field(description="Folder of everything that must survive a restart.")
     ] = Path("data")
@@ -67,6 +77,13 @@ class Settings(BaseSettings):
         SecretStr | None,
         Field(min_length=16, description="Secret that API keys are hashed with; default: a file."),
     ] = None
+    key_peppers_old: Annotated[
+        tuple[Annotated[SecretStr, Field(min_length=16)], ...],
+        Field(
+            default_factory=tuple,
+            description="Earlier such secrets, as a JSON list; a key leaves them at its next use.",
+        ),
+    ]
     scope_secret: Annotated[
         SecretStr | None,
         Field(
@@ -79,9 +96,30 @@ class Settings(BaseSettings):
     share_public: Annotated[
         bool, Field(description="Let tenants share cached prompts of public adapters.")
     ] = False
+    image_dtype: Annotated[
+        str | None,
+        Field(
+            pattern="^[a-z][a-z0-9]{0,7}$",
+            description="Images to serve where a version has them: `int8`; default: its own.",
+        ),
+    ] = None
+    image_cache_bytes: Annotated[
+        int,
+        Field(ge=0, description="Most bytes of images from a remote store to keep on local disk."),
+    ] = 20 << 30
+    adapter_dir: Annotated[
+        Path | None,
+        Field(description="Folder that `/v1/load_lora_adapter` may publish from; default: none."),
+    ] = None
     max_upload_bytes: Annotated[
         int, Field(ge=1, description="Largest adapter upload, packed or unpacked.")
     ] = 512 << 20
+    upload_ttl_s: Annotated[
+        float, Field(gt=0, description="Seconds an upload in parts waits to be finished.")
+    ] = 86_400.0
+    max_uploads: Annotated[
+        int, Field(ge=1, le=1000, description="Uploads that a tenant may have open at once.")
+    ] = 8
     max_adapter_rank: Annotated[int, Field(ge=1, description="Largest LoRA rank accepted.")] = 512
     compile_timeout_s: Annotated[
         float, Field(gt=0, description="Seconds an upload may take to be checked and compiled.")
@@ -90,17 +128,50 @@ class Settings(BaseSettings):
         float, Field(gt=0, description="Seconds one generation may take from start to end.")
     ] = 600.0
     redis_timeout_s: Annotated[
-        float, Field(gt=0, description="Seconds Redis has to answer before limits fail closed.")
+        float, Field(gt=0, description="Seconds Redis has to answer before it counts as away.")
     ] = 0.25
+    replicas: Annotated[
+        int, Field(ge=1, description="Servers that share the rate limits while Redis is away.")
+    ] = 1
     lease_s: Annotated[
         float, Field(gt=0, description="Seconds a crashed request keeps its concurrency slot.")
     ] = 45.0
     metrics_tenants: Annotated[
         int, Field(ge=0, le=1000, description="Tenants shown in `/metrics`, the busiest ones.")
     ] = 20
+    metrics_adapters: Annotated[
+        int, Field(ge=0, le=1000, description="Adapters shown in `/metrics`, the busiest ones.")
+    ] = 20
+    log_format: Annotated[
+        LogFormat, Field(description="Lines of the log: `text` for people, `json` for machines.")
+    ] = "text"
+    log_level: Annotated[
+        LogLevel, Field(description="Least level logged: `debug`, `info`, `warning`, `error`.")
+    ] = "info"
+    drain_s: Annotated[
+        float, Field(ge=0, description="Seconds a stopping server gives to requests in flight.")
+    ] = 25.0
+    otlp_endpoint: Annotated[
+        str | None,
+        Field(repr=False, description="OTLP/HTTP URL that traces go to; needs `loraplex[otel]`."),
+    ] = None
     engine: Annotated[
         dict[str, Any], Field(default_factory=dict, description="Knobs passed to the engine.")
     ]
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given goes before variables, and they before the file."""
+        path = path_in(init_settings(), env_settings())
+        file = () if path is None else (FileSource(settings_cls, path),)
+        return (init_settings, env_settings, *file)
 
     @property
     def database(self) -> URL:
@@ -130,9 +201,29 @@ class Settings(BaseSettings):
         return self._at("quarantine")
 
     @property
+    def journal(self) -> Path:
+        """File of usage that neither the database nor Redis took yet."""
+        return self._at("usage.journal")
+
+    @property
     def cache_dir(self) -> Path:
         """Folder of what can be made again: fetched images, converted bases."""
         return self._at("cache")
+
+    @property
+    def image_cache(self) -> Path:
+        """Folder of images that were fetched from a remote store."""
+        return self.cache_dir / "images"
+
+    @property
+    def given_secrets(self) -> list[str | None]:
+        """Every secret that is in these settings: nothing that is printed may hold one."""
+        urls = (self.database_url, self.redis_url, self.image_store_url, self.otlp_endpoint)
+        kept = (self.key_pepper, self.scope_secret, *self.key_peppers_old)
+        return [
+            *(secret.get_secret_value() for secret in kept if secret is not None),
+            *(unquote(urlsplit(url).password or "") for url in urls if url),
+        ]
 
     def open_data_dir(self) -> None:
         """Make the data directory and its folders, for their owner only; raises `DataDirError`."""
@@ -150,6 +241,10 @@ class Settings(BaseSettings):
     def pepper(self) -> bytes:
         """The secret that keys are hashed with; made once, at `secrets/pepper`, mode 0600."""
         return self._secret(self.key_pepper, "pepper")
+
+    def old_peppers(self) -> list[bytes]:
+        """Secrets that keys may still be hashed with, but none is any more."""
+        return [old.get_secret_value().encode() for old in self.key_peppers_old]
 
     def scope_key(self) -> bytes:
         """The secret that cache scopes are made with; made once, at `secrets/scopes`, mode 0600."""

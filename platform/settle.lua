@@ -1,19 +1,42 @@
--- Ends a request: its lease, and the difference between the tokens reserved and those used, put to
--- the window that they were reserved in. A second settlement finds no reservation and does nothing;
--- after the window's end there is nothing left to correct.
+-- Ends a request: its leases, and the difference between the tokens reserved and those used, put to
+-- the windows that they were reserved in, as far as those still count. A second settlement finds no
+-- record and does nothing.
 --
--- KEYS[1]  prefix of the tenant's keys
--- ARGV     id, window, tokens used
+-- A sweep is the settlement of a request whose server is gone, and only if nothing was heard of it
+-- for a whole lease. Its record stays for a while, so that a server that was slow and not dead still
+-- puts its own number right.
+--
+-- KEYS     prefix of the tenant's keys; the index of all open requests
+-- ARGV     id, tokens used, 1 for a sweep
+-- returns  1 if it was charged, else 0
 
-local prefix, id, window, used = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
-local counter, reservation = prefix .. ':tokens:' .. window, prefix .. ':reserved:' .. id
+local id, used, sweep = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+local record, member = record_of(id), member_of(id)
 
-redis.call('ZREM', prefix .. ':leases', id)
-local reserved = redis.call('GET', reservation)
-if reserved then
-  redis.call('DEL', reservation)
-  if redis.call('EXISTS', counter) == 1 then
-    redis.call('INCRBY', counter, used - reserved)
+if sweep then
+  local ends = redis.call('ZSCORE', KEYS[2], member)
+  if not ends or tonumber(ends) > now then
+    return 0
   end
 end
-return reserved and 1 or 0
+redis.call('ZREM', KEYS[2], member)
+local kept = redis.call('HMGET', record, 'amount', 'buckets', 'windows')
+if not kept[1] then
+  return 0
+end
+for bucket in string.gmatch(kept[2], '%S+') do
+  redis.call('ZREM', KEYS[1] .. ':' .. bucket .. ':leases', id)
+  for window in string.gmatch(kept[3], '%S+') do
+    local counter = KEYS[1] .. ':' .. bucket .. ':' .. window
+    if redis.call('EXISTS', counter) == 1 then
+      redis.call('INCRBY', counter, used - kept[1])
+    end
+  end
+end
+if sweep then
+  redis.call('HSET', record, 'amount', used)
+  redis.call('PEXPIRE', record, SWEPT_KEPT)
+else
+  redis.call('DEL', record)
+end
+return 1

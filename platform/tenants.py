@@ -1,15 +1,16 @@
-"""Tenants and their limits: made, listed, changed, suspended and resumed.
+"""Tenants and their limits: made, listed, changed, suspended and resumed, all of it audited.
 
 Knows the `tenants` table; refuses to know keys, adapters and how limits are enforced. An
 operator's session writes; a tenant's session may read its own tenant only.
 """
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.platform.audit import Actor, note
 from loraplex.platform.db.insert import insert_or_find
 from loraplex.platform.db.locks import FOR_CHANGE
 from loraplex.platform.db.models import Tenant
@@ -22,7 +23,7 @@ NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 async def create_tenant(
-    session: AsyncSession, name: str, limits: TenantLimits | None = None
+    session: AsyncSession, name: str, limits: TenantLimits | None = None, *, actor: Actor
 ) -> Tenant:
     """Make a tenant; raises `BadRequest` for a bad name and `NameConflict` for a taken one."""
     if not NAME.fullmatch(name):
@@ -38,6 +39,10 @@ async def create_tenant(
     )
     if not inserted:
         raise NameConflict(f"There is a tenant named {name!r} already.", param="name")
+    given = _difference(TenantLimits(), TenantLimits.of(tenant))
+    await note(
+        session, actor, "tenant.created", tenant.id, tenant_id=tenant.id, name=name, limits=given
+    )
     return tenant
 
 
@@ -61,18 +66,31 @@ async def list_tenants(
     return await fetch_page(session, select(Tenant), Tenant.id, after=after, limit=limit)
 
 
-async def set_limits(session: AsyncSession, tenant_id: str, limits: TenantLimits) -> Tenant:
+async def set_limits(
+    session: AsyncSession, tenant_id: str, limits: TenantLimits, *, actor: Actor
+) -> Tenant:
     """Replace all limits of a tenant; the next request is held to the new ones."""
     tenant = await get_tenant(session, tenant_id, lock=True)
-    limits.put(tenant)
+    changes = _difference(TenantLimits.of(tenant), limits)
+    if changes:
+        limits.put(tenant)
+        await note(session, actor, "tenant.changed", tenant.id, tenant_id=tenant.id, limits=changes)
     return tenant
 
 
-async def set_suspended(session: AsyncSession, tenant_id: str, suspended: bool) -> Tenant:
+async def set_suspended(
+    session: AsyncSession, tenant_id: str, suspended: bool, *, actor: Actor
+) -> Tenant:
     """Suspend a tenant, whose keys then open nothing, or resume it; twice is once."""
     tenant = await get_tenant(session, tenant_id, lock=True)
-    if not suspended:
-        tenant.suspended_at = None
-    elif tenant.suspended_at is None:
-        tenant.suspended_at = utc_now()
+    if suspended != (tenant.suspended_at is not None):
+        tenant.suspended_at = utc_now() if suspended else None
+        action = "tenant.suspended" if suspended else "tenant.resumed"
+        await note(session, actor, action, tenant.id, tenant_id=tenant.id)
     return tenant
+
+
+def _difference(before: TenantLimits, after: TenantLimits) -> dict[str, Any]:
+    """The limits that differ, as they are after."""
+    known = vars(before)
+    return {name: value for name, value in vars(after).items() if value != known[name]}

@@ -1,157 +1,47 @@
-"""The upload gate: a multipart body to files in quarantine, to an image, to a published version.
+"""The upload gate: what an adapter passes on its way from a stranger's files to a version.
 
-A body is written as it comes to a folder of its own (mode 0700) under names that this file
-chooses; the folder is gone when the upload ends, however it ends. Knows the form's parts and the
-order of the steps; refuses to trust a file name, and to know PEFT and HTTP.
+Knows the steps, one by one: unpacked, compiled, kept in the image store, published. Refuses to
+trust a file name, and to know PEFT, HTTP and who waits for the outcome.
 """
 
-import shutil
-from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, Final
 
-import anyio
 from anyio import to_thread
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.engine.images import BaseManifest, ImageStore
-from loraplex.platform import archive, registry
-from loraplex.platform.compiling import AdapterCompiler
-from loraplex.platform.db.models import AdapterVersion
+from loraplex.platform import archive, images_kept, registry, storage
+from loraplex.platform.aliases import list_aliases, move_alias
+from loraplex.platform.audit import Actor
+from loraplex.platform.compiling import AdapterCompiler, Compiled
+from loraplex.platform.db.models import Adapter, AdapterVersion
 from loraplex.platform.db.session import Database
-from loraplex.platform.errors import AdapterRejected, BadRequest
-from loraplex.platform.ids import new_id
+from loraplex.platform.errors import AdapterRejected
+from loraplex.platform.upload_parts import FILES, PartFolder, raise_if_full
 
-__all__ = ["AdapterCompiler", "Gate", "Upload", "receive"]
+__all__ = ["AdapterCompiler", "Built", "Gate"]
 
-FILES: Final = {
-    "adapter_config": "adapter_config.json",
-    "adapter_model": "adapter_model.safetensors",
-    "archive": "adapter.zip",
-}
-MAX_NAME_BYTES: Final = 256
-HOW: Final = (
-    "Send multipart/form-data with the field name and either the files adapter_config and "
-    "adapter_model or one zip as archive."
-)
+SOURCE: Final = "source"
 
 
 @dataclass(frozen=True)
-class Upload:
-    """A received upload: the adapter's name, and which of `FILES` are in `folder`."""
+class Built:
+    """A compiled image, in a file that is not in the store yet."""
 
-    name: str
-    folder: Path
-    parts: frozenset[str]
-
-
-@dataclass
-class _Form:
-    """Writes the parts of a multipart body as the parser finds them."""
-
-    folder: Path
-    name: bytearray = field(default_factory=bytearray)
-    seen: set[str] = field(default_factory=set)
-    _part: str = ""
-    _out: BinaryIO | None = None
-    _header: bytearray = field(default_factory=bytearray)
-    _value: bytearray = field(default_factory=bytearray)
-    _disposition: bytes = b""
-
-    def on_part_begin(self) -> None:
-        self._disposition = b""
-
-    def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
-
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def on_header_end(self) -> None:
-        if self._header.lower() == b"content-disposition":
-            self._disposition = bytes(self._value)
-        self._header.clear()
-        self._value.clear()
-
-    def on_headers_finished(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        self._part = options.get(b"name", b"").decode("ascii", "replace")
-        if self._part not in {"name", *FILES}:
-            raise BadRequest(f"The form has a part that is not known. {HOW}")
-        if self._part in self.seen:
-            raise BadRequest(f"The form has the part {self._part} twice. {HOW}", param=self._part)
-        self.seen.add(self._part)
-        if self._part in FILES:
-            self._out = (self.folder / FILES[self._part]).open("xb")
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._out is not None:
-            self._out.write(memoryview(data)[start:end])
-            return
-        self.name += data[start:end]
-        if len(self.name) > MAX_NAME_BYTES:
-            raise BadRequest("The name is too long.", param="name")
-
-    def on_part_end(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file of the current part, if it has one."""
-        if self._out is not None:
-            self._out.close()
-            self._out = None
+    path: Path
+    compiled: Compiled
 
 
-async def receive(body: AsyncIterable[bytes], content_type: str, folder: Path) -> Upload:
-    """Write a multipart body to `folder`; raises `BadRequest` for a form that is not as `HOW` says.
-
-    The body's length is the caller's to bound.
-    """
-    form = _Form(folder)
-    parser = _parser(content_type, form)
-    try:
-        async for chunk in body:
-            await to_thread.run_sync(parser.write, chunk)
-        parser.finalize()
-    except FormParserError as error:
-        raise BadRequest(f"The multipart body is broken or cut off. {HOW}") from error
-    finally:
-        form.close()
-    return _complete(form)
-
-
-def _parser(content_type: str, form: _Form) -> MultipartParser:
-    kind, options = parse_options_header(content_type)
-    if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        raise BadRequest(HOW)
-    events = (
-        "on_part_begin",
-        "on_header_field",
-        "on_header_value",
-        "on_header_end",
-        "on_headers_finished",
-        "on_part_data",
-        "on_part_end",
-    )
-    callbacks = {event: getattr(form, event) for event in events}
-    return MultipartParser(options[b"boundary"], callbacks)  # type: ignore[arg-type]
-
-
-def _complete(form: _Form) -> Upload:
-    if "name" not in form.seen:
-        raise BadRequest(f"The field name is missing. {HOW}", param="name")
-    parts = frozenset(form.seen - {"name"})
-    if parts not in ({"archive"}, {"adapter_config", "adapter_model"}):
-        raise BadRequest(f"The form has not the files of one adapter. {HOW}")
-    return Upload(form.name.decode("utf-8", "replace"), form.folder, parts)
+Images = Mapping[str, Built]  # by dtype; the first is the version's own
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What an upload passes: quarantine, compiler, image store, registry."""
+    """The steps, and the collaborators that they need."""
 
     quarantine: Path
     max_bytes: int
@@ -161,66 +51,110 @@ class Gate:
     base: BaseManifest
     max_rank: int = 512
 
-    @asynccontextmanager
-    async def folder(self) -> AsyncIterator[Path]:
-        """A fresh folder for one upload, removed with all that is in it."""
-        folder = self.quarantine / new_id("upl")
-        folder.mkdir(mode=0o700, parents=True)
-        try:
-            yield folder
-        finally:
-            with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(shutil.rmtree, folder)
-
-    def sweep(self) -> None:
-        """Remove what uploads left behind that a crash cut off; call it before the first one."""
-        for folder in self.quarantine.glob("upl_*"):
-            shutil.rmtree(folder)
+    def folder(self, upload_id: str) -> PartFolder:
+        """Where the parts of an upload lie, if they are on this server."""
+        return PartFolder(self.quarantine / upload_id)
 
     def check_name(self, name: str) -> str:
         """Return `name` if an adapter may have it; raises `BadRequest` or `NameConflict`."""
         return registry.check_name(name, self.base.name)
 
-    async def publish(self, tenant_id: str, upload: Upload) -> AdapterVersion:
-        """Unpack, compile and publish an upload as its name's next version.
+    def unpack(self, folder: PartFolder) -> None:
+        """Put the adapter's two files into a folder of their own, anew.
 
-        Raises `AdapterRejected` with every reason, `TooLarge`, or what `check_name` raises.
+        The parts stay as they are. Raises `AdapterRejected`, `TooLarge` and `StorageFull`.
         """
-        name = self.check_name(upload.name)
-        source, image = upload.folder / "source", upload.folder / "image.safetensors"
-        await to_thread.run_sync(self._unpack, upload, source)
-        compiled = await self.compiler.compile(source, image)
-        self._check_rank(compiled.rank)
-        with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(self.store.put, image, compiled.digest)
-            async with self.db.session(tenant_id) as session:
-                version = await registry.add_version(
-                    session,
-                    tenant_id,
-                    name,
-                    digest=compiled.digest,
-                    base=self.base.fingerprint,
-                    base_name=self.base.name,
-                    report=compiled.report(),
-                )
-                await to_thread.run_sync(self.store.put, image, compiled.digest)  # if just deleted
-        return version
+        source = PartFolder(folder.path / SOURCE)
+        source.remove()
+        source.make()
+        packed = folder.file("archive")
+        if packed.exists():
+            try:
+                archive.unpack(packed, source.path, self.max_bytes)
+            except OSError as error:
+                raise_if_full(error)
+                raise
+            return
+        for part in ("adapter_config", "adapter_model"):
+            (source.path / FILES[part]).hardlink_to(folder.path / FILES[part])
+
+    async def compile(self, folder: PartFolder, dtypes: Iterable[str]) -> dict[str, Built]:
+        """Compile what `unpack` left, once for each dtype; raises `AdapterRejected`."""
+        images = {}
+        for dtype in dtypes:
+            path = folder.path / f"image-{dtype}.safetensors"
+            compiled = await self.compiler.compile(folder.path / SOURCE, path, dtype)
+            self._check_rank(compiled.rank)
+            images[dtype] = Built(path, compiled)
+        return images
 
     def _check_rank(self, rank: int) -> None:
         if rank > self.max_rank:
-            raise AdapterRejected(
-                [
-                    (
-                        "rank_too_large",
-                        f"The adapter has rank {rank}; this server takes up to {self.max_rank}.",
-                    )
-                ]
-            )
+            why = f"The adapter has rank {rank}; this server takes up to {self.max_rank}."
+            raise AdapterRejected([("rank_too_large", f"{why} Train it with a smaller r.")])
 
-    def _unpack(self, upload: Upload, source: Path) -> None:
-        source.mkdir(mode=0o700)
-        if "archive" in upload.parts:
-            archive.unpack(upload.folder / FILES["archive"], source, self.max_bytes)
-            return
-        for part in upload.parts:
-            (upload.folder / FILES[part]).rename(source / FILES[part])
+    def keep(self, images: Images) -> set[str]:
+        """Put images into the store; returns the digests of those that were not there.
+
+        Raises `StorageFull`.
+        """
+        fresh = {b.compiled.digest for b in images.values() if b.compiled.digest not in self.store}
+        try:
+            for built in images.values():
+                self.store.put(built.path, built.compiled.digest)
+        except OSError as error:
+            raise_if_full(error)
+            raise
+        return fresh
+
+    async def discard(self, digests: set[str]) -> None:
+        """Remove those of `digests` from the store that no version names."""
+        await images_kept.discard(self.db, self.store, digests)
+
+    async def publish(
+        self,
+        session: AsyncSession,
+        tenant_id: str,
+        name: str,
+        images: Images,
+        report: Mapping[str, Any],
+        *,
+        alias: str | None,
+        actor: Actor,
+    ) -> AdapterVersion:
+        """Charge the tenant, and add the next version of `name`, at which `alias` then is.
+
+        Raises `QuotaExceeded`, and what `registry.add_version` and `aliases.move_alias` raise.
+        """
+        sizes = {b.compiled.digest: b.compiled.bytes for b in images.values()}
+        live = select(Adapter.id).where(
+            Adapter.tenant_id == tenant_id, Adapter.name == name, Adapter.deleted_at.is_(None)
+        )
+        is_new = await session.scalar(live) is None
+        await storage.charge(session, tenant_id, sizes, new_adapter=is_new)
+        (dtype, own), *others = images.items()
+        version = await registry.add_version(
+            session,
+            tenant_id,
+            name,
+            digest=own.compiled.digest,
+            base=self.base.fingerprint,
+            base_name=self.base.name,
+            report=report,
+            actor=actor,
+            dtype=dtype,
+            variants={other: (b.compiled.digest, b.compiled.bytes) for other, b in others},
+        )
+        if alias is not None:
+            await _move(session, tenant_id, name, alias, version.number, actor)
+        await to_thread.run_sync(self.keep, images)  # if one was just deleted
+        return version
+
+
+async def _move(
+    session: AsyncSession, tenant_id: str, name: str, alias: str, number: int, actor: Actor
+) -> None:
+    """Move an alias from wherever it is; the adapter's row is locked."""
+    there = await list_aliases(session, tenant_id, name)
+    seen = next((row.revision for row in there if row.name == alias), 0)
+    await move_alias(session, tenant_id, name, alias, number, seen=seen, actor=actor)

@@ -3,24 +3,74 @@
 Knows counts of tokens; refuses to know prices, limits and the text of a request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
-from typing import Literal
+from datetime import date, datetime
+from functools import cache
+from typing import Final, Literal, cast
 
-from sqlalchemy import func, select
+import msgspec
+from sqlalchemy import Table, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.db.insert import insert_or_find
 from loraplex.platform.db.models import UsageRecord
 
-Grouping = Literal["tenant", "adapter", "day"]
-MAX_TOTALS = 10_000
-_COLUMNS = {
+Grouping = Literal["tenant", "key", "adapter", "model", "arm", "day"]
+MAX_TOTALS: Final = 10_000
+SERVER_DIED: Final = "server_died"
+Insert = sqlite.Insert | postgresql.Insert
+INSERTS: Final[dict[str, Callable[[Table], Insert]]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
+_COLUMNS: Final = {
     "tenant": UsageRecord.tenant_id,
+    "key": UsageRecord.key_id,
     "adapter": UsageRecord.adapter,
+    "model": UsageRecord.model,
+    "arm": UsageRecord.arm,
     "day": UsageRecord.day,
 }
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A row to be, which can be kept elsewhere until the ledger takes it.
+
+    It is first written when its request is let in; as such it says what is to be recorded if the
+    server dies. `created_at` is when that was; times are milliseconds.
+    """
+
+    tenant_id: str
+    request_id: str
+    key_id: str
+    model: str
+    created_at: datetime
+    adapter: str | None = None
+    arm: str | None = None
+    digest: str | None = None
+    outcome: str = SERVER_DIED
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    queue_ms: float | None = None
+    load_ms: float | None = None
+    first_token_ms: float | None = None
+    total_ms: float | None = None
+
+    def row(self) -> UsageRecord:
+        """The ledger's row."""
+        return UsageRecord(**msgspec.structs.asdict(self))
+
+    def encoded(self) -> str:
+        """As text that `decoded` reads."""
+        return msgspec.json.encode(self).decode()
+
+
+def decoded(text: str | bytes) -> Entry:
+    """The entry that was `encoded`; raises `msgspec.DecodeError` for any other text."""
+    return msgspec.json.decode(text, type=Entry)
 
 
 @dataclass(frozen=True)
@@ -32,7 +82,10 @@ class UsageTotal:
     completion_tokens: int
     cached_tokens: int
     tenant_id: str | None = None
+    key_id: str | None = None
     adapter: str | None = None
+    model: str | None = None
+    arm: str | None = None
     day: date | None = None
 
     @property
@@ -41,13 +94,39 @@ class UsageTotal:
         return self.prompt_tokens + self.completion_tokens
 
 
-async def record(session: AsyncSession, row: UsageRecord) -> bool:
-    """Count a request, once however often it is recorded; whether this was the first time."""
+async def record(session: AsyncSession, entry: Entry) -> UsageRecord:
+    """Count a request, once however often it is recorded; its row as it is in the ledger now.
+
+    A server that was taken for dead, and tells in the end what its request used, is believed.
+    """
     existing = select(UsageRecord).where(
-        UsageRecord.tenant_id == row.tenant_id, UsageRecord.request_id == row.request_id
+        UsageRecord.tenant_id == entry.tenant_id, UsageRecord.request_id == entry.request_id
     )
-    _, inserted = await insert_or_find(session, row, existing)
-    return inserted
+    row, inserted = await insert_or_find(session, entry.row(), existing)
+    if not inserted and row.outcome == SERVER_DIED:
+        for name, value in msgspec.structs.asdict(entry).items():
+            setattr(row, name, value)
+    return row
+
+
+async def record_all(session: AsyncSession, entries: Sequence[Entry]) -> None:
+    """Count several requests in one statement, each as `record` would.
+
+    The session is an operator's. Raises `IntegrityError`, and counts none, where a tenant or a key
+    is not there.
+    """
+    counting = _counting(session.get_bind().dialect.name)
+    await session.execute(counting, [msgspec.structs.asdict(entry) for entry in entries])
+
+
+@cache
+def _counting(dialect: str) -> Insert:
+    table = cast("Table", UsageRecord.__table__)
+    insert = INSERTS[dialect](table)
+    told = {name: insert.excluded[name] for name in Entry.__struct_fields__}
+    return insert.on_conflict_do_update(
+        index_elements=list(table.primary_key), set_=told, where=table.c.outcome == SERVER_DIED
+    )
 
 
 async def totals(

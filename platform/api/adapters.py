@@ -1,95 +1,108 @@
-"""/v1/adapters: upload, list, show and delete a tenant's adapters."""
+"""/v1/adapters: list, show, change, share and delete a tenant's adapters."""
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
-from anyio import to_thread
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.api.auth import Tenancy, allow
-from loraplex.platform.api.beside import while_connected
-from loraplex.platform.api.context import Context, Ctx
-from loraplex.platform.api.schemas import (
+from loraplex.platform.api.adapter_schemas import (
+    AdapterChange,
+    AdapterName,
     AdapterOut,
+    AdapterUseOut,
+)
+from loraplex.platform.api.auth import Acting, Tenancy, allow
+from loraplex.platform.api.context import Ctx
+from loraplex.platform.api.moments import Day
+from loraplex.platform.api.schemas import (
     After,
     Deleted,
     Listed,
     PageSize,
-    VersionOut,
     listed,
 )
+from loraplex.platform.db.models import Adapter
 from loraplex.platform.keys import Principal
-from loraplex.platform.registry import (
-    delete_adapter,
-    get_adapter,
-    list_adapters,
-    unreferenced,
-)
-from loraplex.platform.uploads import FILES, receive
+from loraplex.platform.registry import delete_adapter, get_adapter, list_adapters
+from loraplex.platform.sharing import change_adapter, shares_of, uses
+from loraplex.platform.versions import current
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 Reading = Annotated[Principal, Depends(allow("adapters:read"))]
 Writing = Annotated[Principal, Depends(allow("adapters:write"))]
-FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["name"],
-                    "properties": {"name": {"type": "string"}}
-                    | {part: {"type": "string", "format": "binary"} for part in FILES},
-                }
-            }
-        },
-    }
-}
-
-
-@router.post("", status_code=201, openapi_extra=FORM)
-async def upload_adapter(_: Writing, tenant_id: Tenancy, ctx: Ctx, request: Request) -> VersionOut:
-    """Publish a PEFT LoRA adapter as the next version of its name.
-
-    Send `name`, and either the files `adapter_config` and `adapter_model` or one zip as `archive`.
-    An adapter that cannot be served is refused with every reason (422).
-    """
-    request.state.body_limit.bytes = ctx.gate.max_bytes
-    async with ctx.gate.folder() as folder:
-        content_type = request.headers.get("content-type", "")
-        upload = await receive(request.stream(), content_type, folder)
-        async with while_connected(request.receive):
-            version = await ctx.gate.publish(tenant_id, upload)
-    return VersionOut.of(upload.name, version)
 
 
 @router.get("")
-async def list_all(
+async def list_all_adapters(
     _: Reading, tenant_id: Tenancy, ctx: Ctx, after: After = None, limit: PageSize = 100
 ) -> Listed[AdapterOut]:
-    """Adapters in order of name, each with its versions."""
+    """The tenant's own adapters in order of name, each with what its bare name means."""
     async with ctx.db.read(tenant_id) as session:
         page = await list_adapters(session, tenant_id, after=after, limit=limit)
-    return listed(page, [AdapterOut.of(adapter) for adapter in page.items])
+        return listed(page, await _told(session, page.items))
 
 
 @router.get("/{name}")
-async def get_one(_: Reading, tenant_id: Tenancy, ctx: Ctx, name: str) -> AdapterOut:
-    """One adapter with its versions."""
+async def get_one_adapter(
+    _: Reading, tenant_id: Tenancy, ctx: Ctx, name: AdapterName
+) -> AdapterOut:
+    """One adapter, with what its bare name means."""
     async with ctx.db.read(tenant_id) as session:
-        return AdapterOut.of(await get_adapter(session, tenant_id, name))
+        return (await _told(session, [await get_adapter(session, tenant_id, name)]))[0]
+
+
+@router.patch("/{name}")
+async def change_one_adapter(
+    _: Writing, tenant_id: Tenancy, actor: Acting, ctx: Ctx, name: AdapterName, body: AdapterChange
+) -> AdapterOut:
+    """Change who may use an adapter, its description and its limits; the next request sees it.
+
+    Tenants that it is shared with, or all where it is public, name it `owner/name`, are charged
+    for it themselves, and each is held to its limits.
+    """
+    changes = body.model_dump(exclude_unset=True, exclude={"shared_with"})
+    async with ctx.db.session(None) as session:
+        adapter = await change_adapter(
+            session, tenant_id, name, changes, shared_with=body.shared_with, actor=actor
+        )
+        return (await _told(session, [adapter]))[0]
 
 
 @router.delete("/{name}")
-async def delete_one(_: Writing, tenant_id: Tenancy, ctx: Ctx, name: str) -> Deleted:
-    """Delete an adapter with all its versions; its name is free again."""
+async def delete_one_adapter(
+    _: Writing, tenant_id: Tenancy, actor: Acting, ctx: Ctx, name: AdapterName
+) -> Deleted:
+    """Delete an adapter with all its versions; its name is free again.
+
+    The name means nothing from now on. Requests in flight finish, and the images leave the store
+    once no request can need them.
+    """
     async with ctx.db.session(tenant_id) as session:
-        digests = await delete_adapter(session, tenant_id, name)
-    await _remove_images(ctx, digests)
+        await delete_adapter(session, tenant_id, name, actor=actor)
     return Deleted(id=name, object="adapter")
 
 
-async def _remove_images(ctx: Context, digests: set[str]) -> None:
-    """Remove images that nobody names any more; what the engine holds of one stays until unused."""
-    async with ctx.db.session(None) as session:
-        for digest in await unreferenced(session, digests):
-            await to_thread.run_sync(ctx.gate.store.delete, digest)
+@router.get("/{name}/usage")
+async def get_adapter_usage(
+    _: Reading,
+    tenant_id: Tenancy,
+    ctx: Ctx,
+    name: AdapterName,
+    since: Day = None,
+    until: Day = None,
+    after: After = None,
+    limit: PageSize = 100,
+) -> Listed[AdapterUseOut]:
+    """Who uses an adapter: requests and tokens of each calling tenant, the owner among them."""
+    async with ctx.db.read(None) as session:
+        page = await uses(
+            session, tenant_id, name, since=since, until=until, after=after, limit=limit
+        )
+    return listed(page, [AdapterUseOut.of(use) for use in page.items])
+
+
+async def _told(session: AsyncSession, adapters: Sequence[Adapter]) -> list[AdapterOut]:
+    """Adapters as the API tells them: with what their bare names mean, and their shares."""
+    newest, shares = await current(session, adapters), await shares_of(session, adapters)
+    return [AdapterOut.of(each, newest.get(each.id), shares[each.id]) for each in adapters]

@@ -4,26 +4,26 @@ A caller moves an alias by saying at which revision they saw it. Knows what is t
 refuses to know how they move (`loraplex.platform.aliases`).
 """
 
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Path, Query
-from pydantic import Field
+from fastapi import APIRouter, Depends
 
-from loraplex.platform.aliases import (
-    list_aliases,
-    list_moves,
-    move_alias,
-    remove_alias,
-    roll_back,
+from loraplex.platform import aliases
+from loraplex.platform.api.adapter_schemas import AdapterName
+from loraplex.platform.api.alias_schemas import (
+    AfterMove,
+    AliasIn,
+    AliasMoveOut,
+    AliasName,
+    AliasOut,
+    SeenIn,
+    SeenInQuery,
 )
-from loraplex.platform.api.auth import Tenancy, allow
+from loraplex.platform.api.auth import Acting, Tenancy, allow
 from loraplex.platform.api.context import Ctx
-from loraplex.platform.api.schemas import Body, Deleted, Listed, Named, PageSize, seconds
-from loraplex.platform.db.models import Alias, AliasMove
+from loraplex.platform.api.schemas import Deleted, Listed, PageSize
 from loraplex.platform.errors import AliasMoved, ApiError, ModelNotFound
 from loraplex.platform.keys import Principal
-
-MAX_NUMBER: Final = 2**31 - 1
 
 
 def _refusals(*errors: ApiError) -> dict[int | str, dict[str, Any]]:
@@ -43,88 +43,23 @@ MOVED: Final = ABSENT | _refusals(AliasMoved("poet@prod", 3, 2))
 router = APIRouter(prefix="/v1/adapters/{name}/aliases", tags=["aliases"])
 Reading = Annotated[Principal, Depends(allow("adapters:read"))]
 Writing = Annotated[Principal, Depends(allow("adapters:write"))]
-AdapterName = Annotated[str, Path(description="The adapter.", examples=["poet"])]
-AliasName = Annotated[str, Path(description="The alias, without its adapter.", examples=["prod"])]
-
-SEEN: Final = "The alias's revision as the caller knows it; 0: there is no such alias."
-Seen = Annotated[int, Field(ge=0, le=MAX_NUMBER, description=SEEN, examples=[2])]
-SeenInQuery = Annotated[int, Query(ge=0, le=MAX_NUMBER, description=SEEN, examples=[2])]
-AfterMove = Annotated[
-    int | None, Query(ge=1, le=MAX_NUMBER, description="Give the moves before this revision.")
-]
-
-
-class AliasIn(Body):
-    """Where an alias shall be, and where the caller saw it."""
-
-    version: Annotated[int, Field(ge=1, le=MAX_NUMBER, examples=[7])]
-    revision: Seen
-
-
-class RollbackIn(Body):
-    """Where the caller saw the alias whose last move is taken back."""
-
-    revision: Seen
-
-
-class AliasOut(Named):
-    """An alias; a request's `model` may be its `id`."""
-
-    id: str = Field(examples=["poet@prod"])
-    object: Literal["adapter.alias"] = "adapter.alias"
-    name: str = Field(description="The adapter.", examples=["poet"])
-    alias: str = Field(examples=["prod"])
-    version: int = Field(description="What it means.", examples=[7])
-    revision: int = Field(description="Counts its moves, removals among them.", examples=[3])
-    moved_at: int = Field(examples=[1767225600])
-
-    @classmethod
-    def of(cls, name: str, row: Alias) -> "AliasOut":
-        """From the row of an alias of the adapter `name` that is at a version."""
-        return cls(
-            id=f"{name}@{row.name}",
-            name=name,
-            alias=row.name,
-            version=cast("int", row.number),
-            revision=row.revision,
-            moved_at=seconds(row.moved_at),
-        )
-
-
-class AliasMoveOut(Named):
-    """One move of an alias; its `id` is the revision that it led to."""
-
-    id: str = Field(examples=["3"])
-    object: Literal["adapter.alias.move"] = "adapter.alias.move"
-    revision: int = Field(examples=[3])
-    version: int | None = Field(description="Null: the alias was removed.", examples=[7])
-    moved_by: str = Field(description="The id of the key.", examples=["key_01jxyz"])
-    moved_at: int = Field(examples=[1767225600])
-
-    @classmethod
-    def of(cls, row: AliasMove) -> "AliasMoveOut":
-        """From a row."""
-        return cls(
-            id=str(row.revision),
-            revision=row.revision,
-            version=row.number,
-            moved_by=row.moved_by,
-            moved_at=seconds(row.moved_at),
-        )
 
 
 @router.get("", responses=ABSENT)
-async def list_all(_: Reading, tenant_id: Tenancy, ctx: Ctx, name: AdapterName) -> Listed[AliasOut]:
+async def list_aliases(
+    _: Reading, tenant_id: Tenancy, ctx: Ctx, name: AdapterName
+) -> Listed[AliasOut]:
     """All aliases of an adapter in order of name."""
     async with ctx.db.read(tenant_id) as session:
-        rows = await list_aliases(session, tenant_id, name)
+        rows = await aliases.list_aliases(session, tenant_id, name)
     return Listed[AliasOut].of([AliasOut.of(name, row) for row in rows], has_more=False)
 
 
 @router.put("/{alias}", responses=MOVED)
-async def move(
-    principal: Writing,
+async def move_alias(
+    _: Writing,
     tenant_id: Tenancy,
+    actor: Acting,
     ctx: Ctx,
     name: AdapterName,
     alias: AliasName,
@@ -132,40 +67,82 @@ async def move(
 ) -> AliasOut:
     """Make an alias (`revision` 0) or move it, unless it was moved since the caller looked (409).
 
-    The error says at which revision it is now.
+    With a `canary`, a share of the conversations gets another version, each of them always the
+    same one; a greater `percent` only adds conversations. The error says at which revision the
+    alias is now.
     """
+    canary = body.canary.told() if body.canary else None
     async with ctx.db.session(tenant_id) as session:
-        row = await move_alias(
+        row = await aliases.move_alias(
             session,
             tenant_id,
             name,
             alias,
             body.version,
+            canary=canary,
             seen=body.revision,
-            by=principal.key_id,
+            actor=actor,
         )
         return AliasOut.of(name, row)
 
 
-@router.post("/{alias}/rollback", responses=MOVED)
-async def take_back(
-    principal: Writing,
+@router.post("/{alias}/promote", responses=MOVED)
+async def promote_canary(
+    _: Writing,
     tenant_id: Tenancy,
+    actor: Acting,
     ctx: Ctx,
     name: AdapterName,
     alias: AliasName,
-    body: RollbackIn,
+    body: SeenIn,
 ) -> AliasOut:
-    """Take an alias's last move back, as a new move: doing it twice is where it was."""
+    """Let the canary be what the alias means to all (409 where there is none)."""
     async with ctx.db.session(tenant_id) as session:
-        row = await roll_back(
-            session, tenant_id, name, alias, seen=body.revision, by=principal.key_id
+        row = await aliases.promote(
+            session, tenant_id, name, alias, seen=body.revision, actor=actor
+        )
+        return AliasOut.of(name, row)
+
+
+@router.post("/{alias}/abort", responses=MOVED)
+async def abort_canary(
+    _: Writing,
+    tenant_id: Tenancy,
+    actor: Acting,
+    ctx: Ctx,
+    name: AdapterName,
+    alias: AliasName,
+    body: SeenIn,
+) -> AliasOut:
+    """Drop the canary (409 where there is none): all get the version it was tried against."""
+    async with ctx.db.session(tenant_id) as session:
+        row = await aliases.abort(session, tenant_id, name, alias, seen=body.revision, actor=actor)
+        return AliasOut.of(name, row)
+
+
+@router.post("/{alias}/rollback", responses=MOVED)
+async def roll_back_alias(
+    _: Writing,
+    tenant_id: Tenancy,
+    actor: Acting,
+    ctx: Ctx,
+    name: AdapterName,
+    alias: AliasName,
+    body: SeenIn,
+) -> AliasOut:
+    """Take an alias's last move back, as a new move: doing it twice is where it was.
+
+    The canary that was there before is there again.
+    """
+    async with ctx.db.session(tenant_id) as session:
+        row = await aliases.roll_back(
+            session, tenant_id, name, alias, seen=body.revision, actor=actor
         )
         return AliasOut.of(name, row)
 
 
 @router.get("/{alias}/history", responses=ABSENT)
-async def history(
+async def list_alias_moves(
     _: Reading,
     tenant_id: Tenancy,
     ctx: Ctx,
@@ -176,15 +153,16 @@ async def history(
 ) -> Listed[AliasMoveOut]:
     """An alias's moves, the newest first, also of an alias that was removed."""
     async with ctx.db.read(tenant_id) as session:
-        rows = await list_moves(session, tenant_id, name, alias, before=after, limit=limit)
+        rows = await aliases.list_moves(session, tenant_id, name, alias, before=after, limit=limit)
     has_more = bool(rows) and rows[-1].revision > 1
     return Listed[AliasMoveOut].of([AliasMoveOut.of(row) for row in rows], has_more)
 
 
 @router.delete("/{alias}", responses=MOVED)
-async def remove(
-    principal: Writing,
+async def remove_alias(
+    _: Writing,
     tenant_id: Tenancy,
+    actor: Acting,
     ctx: Ctx,
     name: AdapterName,
     alias: AliasName,
@@ -192,5 +170,5 @@ async def remove(
 ) -> Deleted:
     """Remove an alias, unless it was moved since the caller looked (409); its history stays."""
     async with ctx.db.session(tenant_id) as session:
-        await remove_alias(session, tenant_id, name, alias, seen=revision, by=principal.key_id)
+        await aliases.remove_alias(session, tenant_id, name, alias, seen=revision, actor=actor)
     return Deleted(id=f"{name}@{alias}", object="adapter.alias")

@@ -9,22 +9,21 @@ request finds its limits free. Refuses to know how answers are shaped.
 import time
 
 import anyio
-import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from loraplex.engine.protocol import Finished
 from loraplex.platform.api.beside import beside, while_connected
 from loraplex.platform.api.choice import Delta
 from loraplex.platform.api.context import Context
+from loraplex.platform.api.explain import Facts, as_headers, moments, timings, weights
 from loraplex.platform.api.forms import Answered, Json, Usage
 from loraplex.platform.api.generation import Generation
 from loraplex.platform.api.job import Job
 from loraplex.platform.api.lease import admitted
-from loraplex.platform.errors import ApiError, TimedOut
+from loraplex.platform.api.target import Target
+from loraplex.platform.errors import ApiError
 
-DONE = b"data: [DONE]\n\n"
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "x-accel-buffering": "no",
@@ -40,7 +39,7 @@ class Answer(Response):
         self._generation = Generation(ctx.engine, job.runs)
         self._choices = sum(len(run.choices) for run in job.runs)
         self._deltas: list[list[Delta]] = [[] for _ in range(self._choices)]
-        self._facts: dict[str, str] = {}  # headers
+        self._own_headers: dict[str, str] = {}  # beside those of the server
         self._started = False  # whether the response's head is sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,33 +47,29 @@ class Answer(Response):
         send = _telling(send)
         try:
             async with admitted(self._ctx, self._job, self._generation) as admission:
-                self._facts = admission.headers | self._identity()
+                self._own_headers = admission.headers | as_headers(weights(self._target))
                 async with while_connected(receive):
                     await self._run_in_time(send)
         except ApiError as error:
             if not self._started:
                 raise
-            await _send_body(send, _event(error.body), more=False)
+            await _send_body(send, self._job.form.failure(error), more=False)
             return
         if self._job.stream:
-            await _send_body(send, self._ending(), more=False)
+            ending = self._job.form.ending(self._usage(), self._explained())
+            await _send_body(send, ending, more=False)
         else:
             await self._whole()(scope, receive, send)
 
-    def _identity(self) -> dict[str, str]:
-        target = self._job.caller.target
-        return {
-            "x-loraplex-model": target.model_id,
-            "x-loraplex-digest": target.digest or "base",
-        }
+    @property
+    def _target(self) -> Target:
+        return self._job.caller.target
 
     async def _run_in_time(self, send: Send) -> None:
-        limit = self._ctx.settings.request_timeout_s
-        try:
-            with anyio.fail_after(limit):
-                await self._run(send)
-        except TimeoutError as error:
-            raise TimedOut(f"The generation took longer than {limit:g} s.") from error
+        within = self._ctx.drain.within(self._ctx.settings.request_timeout_s)
+        with self._ctx.traces.step("engine") as step, within:
+            await self._run(send)
+            step.passed(moments(self._job.runs[0].finished))
 
     async def _run(self, send: Send) -> None:
         """Take deltas as they come: send them on, or keep them for the whole answer."""
@@ -98,22 +93,13 @@ class Answer(Response):
         if not self._started:
             await self._start(send)
             chunks = self._job.form.opening(self._choices) + chunks
-        await _send_body(send, b"".join(map(self._chunk, chunks)))
+        await _send_body(send, chunks)
 
     async def _start(self, send: Send) -> None:
-        headers = STREAM_HEADERS | self._facts
+        headers = STREAM_HEADERS | self._own_headers
         raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         self._started = True
-
-    def _chunk(self, chunk: Json) -> bytes:
-        """One event; with usage asked for, all but the last say that it is not known yet."""
-        return _event({"usage": None} | chunk if self._job.include_usage else chunk)
-
-    def _ending(self) -> bytes:
-        if not self._job.include_usage:
-            return DONE
-        return _event(self._job.form.usage(self._usage())) + DONE
 
     def _whole(self) -> Response:
         answers = [
@@ -121,27 +107,21 @@ class Answer(Response):
             for run in self._job.runs
             for choice in run.best(self._job.returned)
         ]
-        body = self._job.form.whole(answers, self._usage())
-        return JSONResponse(body, headers=self._facts | self._timings(self._job.runs[0].finished))
+        body = self._job.form.whole(answers, self._usage()) | self._explained()
+        return JSONResponse(body, headers=self._own_headers | as_headers(self._timings()))
 
-    def _timings(self, finished: Finished | None) -> dict[str, str]:
-        """What the engine tells of the first prompt; nothing where it died just after the end."""
-        if finished is None:
+    def _timings(self) -> Facts:
+        return timings(self._job.runs[0].finished, self._generation.cached_tokens)
+
+    def _explained(self) -> Json:
+        """How the answer came about, if that was asked for."""
+        if not self._job.explain:
             return {}
-        return {
-            "x-loraplex-cached-tokens": str(self._generation.cached_tokens),
-            "x-loraplex-queue-ms": f"{finished.queue_s * 1000:.1f}",
-            "x-loraplex-load-ms": f"{finished.load_s * 1000:.1f}",
-            "x-loraplex-first-token-ms": f"{finished.first_token_s * 1000:.1f}",
-        }
+        return {"loraplex": weights(self._target) | self._timings()}
 
     def _usage(self) -> Usage:
         ran = self._generation
         return Usage(ran.prompt_tokens, ran.completion_tokens, ran.cached_tokens)
-
-
-def _event(data: Json) -> bytes:
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:

@@ -1,19 +1,29 @@
 """Who calls, and whether they may: the only place that reads a key from a request.
 
-Every route names what it needs with `allow(...)` or `operator`; a route that names nothing is
-found by a test. Knows scopes and tenants; refuses to decide on paths.
+Every route names what it needs with `allow(...)`, `operator` or `public`; one that names nothing
+is open to nobody. The key is checked before a byte of the body is read, so that strangers learn
+nothing from complaints about it. Knows scopes and tenants; refuses to decide on paths.
 """
 
-from collections.abc import Callable, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Security
+from fastapi import Depends, Query, Request, Security
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as Connection
 
-from loraplex.platform.api.context import Ctx, RequestId
+from loraplex.platform.api.context import Ctx, RequestId, get_context
 from loraplex.platform.audit import Actor
-from loraplex.platform.errors import BadRequest, Forbidden, NotFound
-from loraplex.platform.keys import Principal, Scope
+from loraplex.platform.errors import ApiError, BadRequest, Forbidden, NotFound
+from loraplex.platform.key_terms import Scope
+from loraplex.platform.keys import Principal
+from loraplex.platform.logs import note_caller
 from loraplex.platform.tenants import get_tenant
 
 _bearer = HTTPBearer(auto_error=False, description="An API key, `lpx_…`.")
@@ -22,28 +32,139 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 Header = Annotated[str | None, Security(_header)]
 
 
-async def authenticated(ctx: Ctx, bearer: Bearer, header: Header) -> Principal:
+async def identify(request: Request) -> Principal:
     """Who holds the presented key; raises `InvalidKey`, or `Forbidden` for a suspended tenant.
 
-    Two headers with two keys are no key: neither may slip past what is checked of the other.
+    Two headers with two keys are no key: neither may slip past what is checked of the other. A key
+    in a query string is not looked at. The database is asked once a request.
     """
-    found = {bearer.credentials if bearer else "", header or ""} - {""}
-    secret = found.pop() if len(found) == 1 else None
-    return await ctx.keys.authenticate(ctx.db, secret)
+    known: Principal | None = getattr(request.state, "principal", None)
+    if known is None:
+        found, ctx = await presented(request), get_context(request)
+        secret = found.pop() if len(found) == 1 else None
+        known = request.state.principal = await ctx.keys.authenticate(ctx.db, secret)
+        note_caller(known.tenant_id, known.key_id)
+    return known
+
+
+async def presented(request: Request) -> set[str]:
+    """The keys that a request presents, in either header."""
+    bearer, header = await _bearer(request), await _header(request)
+    return {bearer.credentials if bearer else "", header or ""} - {""}
+
+
+async def authenticated(request: Request, _: Bearer, __: Header) -> Principal:
+    """A dependency: who calls; its parameters tell OpenAPI of the two headers."""
+    return await identify(request)
 
 
 Authenticated = Annotated[Principal, Depends(authenticated)]
 
 
-def allow(*scopes: Scope) -> Callable[..., Coroutine[Any, Any, Principal]]:
-    """A dependency: the caller, whose key must have one of `scopes`."""
+class Rule(ABC):
+    """Whom a route lets in. It is one of the route's dependencies, where `guard` finds it."""
 
-    async def allowed(principal: Authenticated) -> Principal:
-        if principal.scopes.isdisjoint(scopes):
-            raise Forbidden(f"This key lacks the scope {' or '.join(scopes)}.")
+    @abstractmethod
+    async def admit(self, request: Request) -> None:
+        """Raise an `ApiError` for a request that may not come in."""
+
+
+class Anyone(Rule):
+    """Lets in who has no key."""
+
+    async def admit(self, request: Request) -> None:
+        """Raise nothing."""
+
+    async def __call__(self) -> None:
+        """Give the route nothing."""
+
+
+@dataclass(frozen=True)
+class Access(Rule):
+    """Lets in those whose key may do what the route does; gives the route its caller."""
+
+    scopes: frozenset[Scope]  # one of them is enough
+    operators_only: bool = False
+
+    def check(self, principal: Principal) -> None:
+        """Raise `Forbidden` for a caller that lacks what is asked."""
+        if self.operators_only and not principal.is_operator:
+            raise Forbidden("Only an operator's key may do this.")
+        if principal.scopes.isdisjoint(self.scopes):
+            raise Forbidden(f"This key lacks the scope {' or '.join(sorted(self.scopes))}.")
+
+    async def admit(self, request: Request) -> None:
+        """Raise what `identify` and `check` raise for a caller who may not come in."""
+        self.check(await identify(request))
+
+    async def __call__(self, principal: Authenticated) -> Principal:
+        """The caller."""
+        self.check(principal)
         return principal
 
-    return allowed
+
+def allow(*scopes: Scope) -> Access:
+    """A dependency: the caller, whose key must have one of `scopes`."""
+    return Access(frozenset(scopes))
+
+
+operator = Access(frozenset({"admin"}), operators_only=True)
+public = Anyone()
+
+
+async def guard(request: Request) -> None:
+    """A dependency of every route: refuses a caller that it does not allow.
+
+    Raises what its `Rule`s raise, and `Forbidden` where a route names none.
+    """
+    rules = _rules(request.scope["route"])
+    if not rules:
+        raise Forbidden("This route does not say who may use it, so nobody may.")
+    for rule in rules:
+        await rule.admit(request)
+
+
+class KeyFirst:
+    """Guards a route before the first byte of its body is read: innermost middleware.
+
+    By then the router has found the route, and FastAPI has not parsed anything.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        checked = scope["type"] != "http"
+
+        async def receive_guarded() -> Message:
+            nonlocal checked
+            if not checked and isinstance(scope.get("route"), APIRoute):
+                checked = True
+                await _guard_early(Request(scope))
+            return await receive()
+
+        await self._app(scope, receive_guarded, send)
+
+
+async def _guard_early(request: Request) -> None:
+    """As `guard`; FastAPI lets no other exception than its own out of the reading of a body."""
+    try:
+        await guard(request)
+    except ApiError as error:
+        raise HTTPException(error.status) from error
+
+
+def _rules(route: APIRoute) -> list[Rule]:
+    """The rules that a route names, each once."""
+    named = (call for call in _calls(route.dependant) if isinstance(call, Rule))
+    return list(dict.fromkeys(named))
+
+
+def _calls(dependant: Dependant) -> Iterator[Any]:
+    for dependency in dependant.dependencies:
+        yield dependency.call
+        yield from _calls(dependency)
 
 
 def own_tenant(principal: Principal) -> str:
@@ -51,13 +172,6 @@ def own_tenant(principal: Principal) -> str:
     if principal.tenant_id is None:
         raise Forbidden("An operator's key belongs to no tenant. Use a tenant's key.")
     return principal.tenant_id
-
-
-async def operator(principal: Authenticated) -> Principal:
-    """A dependency: the caller, who must be an operator."""
-    if not principal.is_operator:
-        raise Forbidden("Only an operator's key may do this.")
-    return principal
 
 
 async def acting(principal: Authenticated, request_id: RequestId) -> Actor:

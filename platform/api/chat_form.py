@@ -12,6 +12,7 @@ from loraplex.platform.api.forms import (
     Answered,
     Identity,
     Json,
+    OpenAIForm,
     Usage,
     prompt_json,
 )
@@ -19,21 +20,24 @@ from loraplex.platform.api.tool_calls import Arguments, Begin, CallReader, Piece
 from loraplex.platform.text import Vocabulary
 
 
-class ChatForm:
+class ChatForm(OpenAIForm):
     """Writes one chat's answers; `tools` are the names of those that it may call."""
+
+    kind = "chat.completion.chunk"
 
     def __init__(
         self, identity: Identity, vocabulary: Vocabulary, tools: Collection[str] = ()
     ) -> None:
-        self._identity, self._vocabulary, self._tools = identity, vocabulary, tools
+        super().__init__(identity, vocabulary)
+        self._tools = tools
         self._readers: dict[int, CallReader] = {}  # of each choice in a stream
 
-    def opening(self, choices: int) -> list[Json]:
+    def opening(self, choices: int) -> bytes:
         """Each choice begins by saying whose turn it is."""
         delta = {"role": "assistant", "content": ""}
-        return [self._chunk(i, delta) for i in range(choices)]
+        return self._events([self._chunk(i, delta) for i in range(choices)])
 
-    def chunks(self, delta: Delta) -> list[Json]:
+    def chunks(self, delta: Delta) -> bytes:
         """Text, calls and log-probabilities, then the reason why it ended."""
         parts = self._parts(delta) if self._tools else [{"content": delta.text}]
         if delta.tokens:
@@ -47,11 +51,7 @@ class ChatForm:
             reader = self._readers.get(delta.index)
             finish = _reason(delta.finish, reader.calls if reader else 0)
             chunks.append(self._chunk(delta.index, {}, finish))
-        return chunks
-
-    def usage(self, usage: Usage) -> Json:
-        """No choices, and the usage."""
-        return self._identity.envelope("chat.completion.chunk", []) | {"usage": usage.json()}
+        return self._events(chunks)
 
     def whole(self, answers: Sequence[Answered], usage: Usage) -> Json:
         """A `chat.completion`."""
@@ -90,7 +90,7 @@ class ChatForm:
 
     def _chunk(self, index: int, delta: Json, finish: str | None = None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return self._identity.envelope("chat.completion.chunk", [choice])
+        return self._envelope([choice])
 
     def _logprobs(self, tokens: Sequence[ShownToken]) -> Json | None:
         if self._identity.logprobs is None:

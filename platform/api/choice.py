@@ -25,12 +25,16 @@ class ShownToken:
 
 @dataclass(frozen=True)
 class Delta:
-    """What one event added to a choice; `finish` is set on the last one."""
+    """What one event added to a choice; `finish` is set on the last one.
+
+    `stop` is the stop string that ended it, where one did.
+    """
 
     index: int
     text: str
     tokens: tuple[ShownToken, ...] = ()
     finish: FinishReason | None = None
+    stop: str | None = None
 
     def __bool__(self) -> bool:
         """Whether it adds anything."""
@@ -103,4 +107,4 @@ class Choice:
         limit = math.inf if all_shown else self._shown
         count = bisect_left(self._waiting, limit, key=lambda token: token.offset)
         ready, self._waiting = self._waiting[:count], self._waiting[count:]
-        return Delta(self.index, text, tuple(ready), self.finish)
+        return Delta(self.index, text, tuple(ready), self.finish, self.stops.hit)

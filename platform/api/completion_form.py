@@ -10,32 +10,26 @@ from loraplex.platform.api.choice import Delta, ShownToken
 from loraplex.platform.api.forms import (
     LEAST_LOGPROB,
     Answered,
-    Identity,
     Json,
+    OpenAIForm,
     Usage,
     prompt_json,
     text_of,
 )
-from loraplex.platform.text import Vocabulary
 
 
-class CompletionForm:
+class CompletionForm(OpenAIForm):
     """Writes the answers of one request for completions."""
 
-    def __init__(self, identity: Identity, vocabulary: Vocabulary) -> None:
-        self._identity, self._vocabulary = identity, vocabulary
+    kind = "text_completion"
 
-    def opening(self, choices: int) -> list[Json]:
+    def opening(self, choices: int) -> bytes:
         """Nothing comes before the text."""
-        return []
+        return b""
 
-    def chunks(self, delta: Delta) -> list[Json]:
+    def chunks(self, delta: Delta) -> bytes:
         """One chunk: text, log-probabilities and, on the last one, why it ended."""
-        return [self._envelope([self._choice(delta.index, Answered([delta]))])]
-
-    def usage(self, usage: Usage) -> Json:
-        """No choices, and the usage."""
-        return self._envelope([]) | {"usage": usage.json()}
+        return self._events([self._envelope([self._choice(delta.index, Answered([delta]))])])
 
     def whole(self, answers: Sequence[Answered], usage: Usage) -> Json:
         """A `text_completion`."""
@@ -45,9 +39,6 @@ class CompletionForm:
             for i, each in enumerate(answers)
         ]
         return self._envelope(choices) | {"usage": usage.json()}
-
-    def _envelope(self, choices: list[Json]) -> Json:
-        return self._identity.envelope("text_completion", choices)
 
     def _choice(self, index: int, answer: Answered) -> Json:
         return {

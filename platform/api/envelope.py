@@ -1,4 +1,4 @@
-"""What surrounds every request and response: an id, limits on hosts and bodies, safe headers.
+"""What surrounds every request and response: an id, a line of log, bounds, safe headers.
 
 Plain ASGI middleware, so that a route sees a disconnect when it happens. Refuses to know routes:
 nothing here decides on a path.
@@ -7,7 +7,7 @@ nothing here decides on a path.
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -15,9 +15,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loraplex.platform.api.failures import response_to
+from loraplex.platform.drain import Drain
 from loraplex.platform.errors import BadRequest, InternalError
 from loraplex.platform.ids import new_id
+from loraplex.platform.logs import Facts, access, begin_request
 from loraplex.platform.metrics import Metrics
+from loraplex.platform.traces import Served, Traces
 
 MAX_JSON_BYTES = 4 << 20
 CLIENT_GONE = 499  # as nginx counts a caller who left before the answer
@@ -37,48 +40,82 @@ log = logging.getLogger("loraplex.api")
 
 
 class Envelope:
-    """Names each request, counts it, adds safe headers, and answers for unknown exceptions."""
+    """Names each request, counts and logs it, adds safe headers, answers for unknown exceptions."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, drain: Drain, traces: Traces) -> None:
         self._app, self._metrics = app, metrics
+        self._drain, self._traces = drain, traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection; only HTTP is wrapped."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = new_id("req")
-        scope.setdefault("state", {})["request_id"] = request_id
-        status = CLIENT_GONE
-        started = time.monotonic()
+        seen = Seen(scope, begin_request(new_id("req")))
+        scope.setdefault("state", {})["request_id"] = seen.facts.request_id
 
         async def send_named(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                _add_headers(message, request_id)
+                seen.status = message["status"]
+                self._add_headers(message, seen)
             await send(message)
 
+        with self._drain.request(), self._traces.request(scope["headers"]) as seen.span:
+            try:
+                await self._answer(scope, receive, send_named, seen)
+            finally:
+                self._report(seen)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, seen: "Seen") -> None:
         try:
-            await self._app(scope, receive, send_named)
+            await self._app(scope, receive, send)
         except ClientDisconnect:
-            log.info("request %s: the caller left", request_id)
+            log.debug("the caller left")
         except Exception:
-            log.exception("request %s failed", request_id)
-            if status == CLIENT_GONE:
-                await response_to(InternalError(request_id))(scope, receive, send_named)
-            else:
+            log.exception("request %s failed", seen.facts.request_id)
+            if seen.status != CLIENT_GONE:
                 raise
-        finally:
-            elapsed = time.monotonic() - started
-            self._metrics.count_request(scope["method"], _route(scope), status, elapsed)
+            await response_to(InternalError(seen.facts.request_id), scope)(scope, receive, send)
+
+    def _add_headers(self, message: Message, seen: "Seen") -> None:
+        headers = MutableHeaders(raw=message["headers"])
+        for name in ("x-request-id", "request-id"):  # OpenAI's and Anthropic's
+            headers[name] = seen.facts.request_id
+        if seen.span.header:
+            headers["traceresponse"] = seen.span.header
+        for name, value in SAFE_HEADERS.items():
+            headers.setdefault(name, value)
+        if self._drain.begun:
+            headers["connection"] = "close"
+
+    def _report(self, seen: "Seen") -> None:
+        """One access line, one count and one span for each request, however it ended."""
+        elapsed, route = time.monotonic() - seen.started, _route(seen.scope)
+        method = seen.scope["method"]
+        self._metrics.count_request(method, route, seen.status, elapsed)
+        seen.span.end(method, route, seen.status, seen.facts.fields)
+        level = logging.DEBUG if _is_probe(seen) else logging.INFO
+        if access.isEnabledFor(level):
+            milliseconds = round(elapsed * 1000, 1)
+            what = {"method": method, "route": route, "status": seen.status, "ms": milliseconds}
+            fields = what | seen.facts.fields
+            access.log(level, "%s %s %s", method, route, seen.status, extra={"fields": fields})
 
 
-def _add_headers(message: Message, request_id: str) -> None:
-    headers = MutableHeaders(raw=message["headers"])
-    headers["x-request-id"] = request_id
-    for name, value in SAFE_HEADERS.items():
-        headers.setdefault(name, value)
+@dataclass
+class Seen:
+    """One request from its start to its end; without an answer, its caller has gone."""
+
+    scope: Scope
+    facts: Facts
+    status: int = CLIENT_GONE
+    started: float = field(default_factory=time.monotonic)
+    span: Served = field(default_factory=Served)
+
+
+def _is_probe(seen: Seen) -> bool:
+    """Whether it is a good answer to a machine that asks every few seconds, which nobody reads."""
+    return seen.status == 200 and "health" in getattr(seen.scope.get("route"), "tags", ())
 
 
 def _route(scope: Scope) -> str:
@@ -100,7 +137,7 @@ class AllowedHosts:
                 refusal = BadRequest(
                     "This server does not answer to this Host. Call it by an address it listens on."
                 )
-                await response_to(refusal)(scope, receive, send)
+                await response_to(refusal, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

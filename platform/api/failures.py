@@ -1,16 +1,20 @@
-"""Turns whatever a route raises into the one error shape of the API.
+"""Turns whatever a route raises into the one error shape of the API, or into its own.
 
-Knows FastAPI's and pydantic's errors and ours; refuses to put into an answer what a caller sent
-(it may be a secret) or what the server is made of.
+A route has a shape of its own where its class has an `error_body`, or an answer of its own where it
+has an `error_response`. Knows FastAPI's and pydantic's
+errors and ours; refuses to put into an answer what a caller sent (it may be a secret) or what the
+server is made of.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from loraplex.platform.errors import (
     ApiError,
@@ -23,20 +27,51 @@ from loraplex.platform.errors import (
 MAX_COMPLAINTS = 5
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of the app's routes, and the router's own, in the one shape."""
-    app.add_exception_handler(ApiError, _handle)
-    app.add_exception_handler(HTTPException, _handle)
-    app.add_exception_handler(RequestValidationError, _handle)
+def install(app: FastAPI, routers: Iterable[APIRouter]) -> None:
+    """Answer every error of the app's routes, and the router's own, in the one shape.
+
+    `routers` are those that the app includes, under their own prefixes.
+    """
+    methods = _methods(routers)
+
+    async def handle(request: Request, error: Exception) -> Response:
+        told = as_api_error(error)
+        if isinstance(told, MethodNotAllowed):
+            told = MethodNotAllowed(told.message, headers={"allow": methods[_path(request)]})
+        return response_to(told, request.scope)
+
+    app.add_exception_handler(ApiError, handle)
+    app.add_exception_handler(HTTPException, handle)
+    app.add_exception_handler(RequestValidationError, handle)
 
 
-def response_to(error: ApiError) -> JSONResponse:
-    """The response that tells a caller of an error."""
-    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+def _methods(routers: Iterable[APIRouter]) -> Mapping[str, str]:
+    """By path template, all methods that some route has; Starlette tells of one route alone."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for router in routers:
+        for route in router.routes:
+            found[_template(route)] |= getattr(route, "methods", None) or {"GET"}
+    return defaultdict(
+        lambda: "GET, HEAD", {path: ", ".join(sorted(m)) for path, m in found.items()}
+    )
 
 
-async def _handle(request: Request, error: Exception) -> Response:
-    return response_to(as_api_error(error))
+def _path(request: Request) -> str:
+    return _template(request.scope.get("route"))
+
+
+def _template(route: Any) -> str:
+    return str(getattr(route, "path", ""))
+
+
+def response_to(error: ApiError, scope: Scope) -> Response:
+    """The response that tells a caller of an error, in the shape of the route that matched."""
+    route = scope.get("route")
+    if make := getattr(route, "error_response", None):
+        return cast("Response", make(error, Request(scope)))
+    shape = getattr(route, "error_body", None)
+    body = shape(error, scope["state"]["request_id"]) if shape else error.body
+    return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -51,6 +86,8 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def _from_http(error: HTTPException) -> ApiError:
+    if isinstance(error.__cause__, ApiError):
+        return error.__cause__
     headers = dict(error.headers or {})
     match error.status_code:
         case 400:

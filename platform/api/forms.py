@@ -1,14 +1,17 @@
-"""What the JSON of all answers has in common: identity, usage, and log-probabilities of prompts.
+"""What all answers have in common: how a route writes them, usage, prompts' log-probabilities.
 
 Knows deltas, counts and shapes; refuses to know where deltas come from and how bytes are sent.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
+
+import msgspec
 
 from loraplex.engine.protocol import TokenLogprob
 from loraplex.platform.api.choice import Delta, ShownToken
+from loraplex.platform.errors import ApiError
 from loraplex.platform.text import Vocabulary
 
 Json = dict[str, Any]
@@ -47,6 +50,7 @@ class Identity:
     created: int  # seconds since the epoch
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    include_usage: bool = False  # in a stream
 
     def envelope(self, kind: str, choices: list[Json]) -> Json:
         """An answer, or a part of one, of these choices."""
@@ -77,25 +81,63 @@ class Answered:
         return [token for delta in self.deltas for token in delta.tokens]
 
     @property
+    def last(self) -> Delta:
+        """What ended it."""
+        return self.deltas[-1]
+
+    @property
     def finish(self) -> str | None:
         """Why it ended."""
-        return self.deltas[-1].finish
+        return self.last.finish
 
 
 class Form(Protocol):
-    """How one route writes its answers."""
+    """How one route writes its answers: as JSON, or as the bytes of a stream's events.
 
-    def opening(self, choices: int) -> list[Json]:
-        """Chunks that come before any text."""
+    `explained` is the object of `explain.py` under its name, or nothing where nobody asked.
+    """
 
-    def chunks(self, delta: Delta) -> list[Json]:
-        """Chunks of a stream for one delta."""
+    def opening(self, choices: int) -> bytes:
+        """What comes before any text."""
 
-    def usage(self, usage: Usage) -> Json:
-        """The chunk without choices that ends a stream whose caller asked for usage."""
+    def chunks(self, delta: Delta) -> bytes:
+        """What one delta adds to a stream."""
+
+    def ending(self, usage: Usage, explained: Json) -> bytes:
+        """What ends a stream that ran to its end."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """What ends a stream that failed."""
 
     def whole(self, answers: Sequence[Answered], usage: Usage) -> Json:
         """The answer to a request without streaming, of all its choices."""
+
+
+class OpenAIForm:
+    """What OpenAI's streams have in common: bare events, and `[DONE]` after a complete stream."""
+
+    kind: ClassVar[str]  # the `object` of its chunks
+
+    def __init__(self, identity: Identity, vocabulary: Vocabulary) -> None:
+        self._identity, self._vocabulary = identity, vocabulary
+
+    def ending(self, usage: Usage, explained: Json) -> bytes:
+        """A chunk without choices, if there is something to tell; then the end."""
+        last = explained | ({"usage": usage.json()} if self._identity.include_usage else {})
+        return self._events([self._envelope([]) | last] if last else []) + b"data: [DONE]\n\n"
+
+    def failure(self, error: ApiError) -> bytes:
+        """The error's body; no `[DONE]` follows it."""
+        return b"data: " + msgspec.json.encode(error.body) + b"\n\n"
+
+    def _envelope(self, choices: list[Json]) -> Json:
+        return self._identity.envelope(self.kind, choices)
+
+    def _events(self, chunks: Sequence[Json]) -> bytes:
+        """With usage asked for, all chunks but the last say that it is not known yet."""
+        if self._identity.include_usage:
+            chunks = [{"usage": None} | chunk for chunk in chunks]
+        return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
 
 
 def prompt_json(

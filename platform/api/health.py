@@ -4,18 +4,22 @@ The first two are public and say nothing but up or down. Metrics are for an oper
 a caller on the same machine, where a scraper that has no key usually runs.
 """
 
+import contextlib
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import anyio
 from fastapi import APIRouter, Depends, Request
-from sqlalchemy import text
+from pydantic import BaseModel, Field
+from sqlalchemy import func, select, text
 from starlette.responses import JSONResponse, Response
 
-from loraplex.platform.api.auth import Bearer, Header, authenticated, operator
+from loraplex.platform.api.auth import Bearer, Header, Rule, operator, presented, public
 from loraplex.platform.api.context import Context, Ctx
+from loraplex.platform.db.models import Upload
+from loraplex.platform.errors import Unavailable
 from loraplex.platform.metrics import CONTENT_TYPE
 
 CHECK_S = 2.0
@@ -24,22 +28,51 @@ router = APIRouter(tags=["health"])
 log = logging.getLogger("loraplex.api")
 
 
-@router.get("/healthz")
-async def get_health() -> dict[str, str]:
-    """Whether the process lives."""
-    return {"status": "ok"}
+class Health(BaseModel):
+    """The process lives."""
+
+    status: Literal["ok"] = "ok"
 
 
-@router.get("/readyz", responses={503: {"description": "A part is down."}})
+class Readiness(BaseModel):
+    """Whether requests can be served, and which part is down where they cannot."""
+
+    status: Annotated[Literal["ready", "not ready", "stopping"], Field(examples=["ready"])]
+    parts: Annotated[dict[str, Literal["ok", "down"]], Field(examples=[{"redis": "ok"}])]
+
+
+@router.get("/healthz", dependencies=[Depends(public)])
+async def get_health() -> Health:
+    """Whether the process lives; nothing else is asked."""
+    return Health()
+
+
+@router.get(
+    "/readyz",
+    dependencies=[Depends(public)],
+    response_model=Readiness,
+    responses={503: {"description": "A part is down, or the server stops.", "model": Readiness}},
+)
 async def get_readiness(ctx: Ctx) -> JSONResponse:
-    """Whether each part that a request needs is there; 503 when one is not."""
+    """Whether each part that requests need is there; 503 when one is not, or it is stopping.
+
+    Redis is told of, but its loss alone is no reason to send requests elsewhere.
+    """
+    if ctx.drain.begun:
+        return JSONResponse({"status": "stopping", "parts": {}}, status_code=503)
+    found = await check_parts(ctx)
+    ready = all(found[name] == "ok" for name in NEEDED)
+    body = {"status": "ready" if ready else "not ready", "parts": found}
+    return JSONResponse(body, status_code=200 if ready else 503)
+
+
+async def check_parts(ctx: Context) -> dict[str, str]:
+    """Of each part that a request needs, whether it is "ok" or "down"."""
     found: dict[str, str] = {}
     async with anyio.create_task_group() as group:
         for name, check in CHECKS.items():
             group.start_soon(_check, ctx, name, check, found)
-    ready = all(state == "ok" for state in found.values())
-    body = {"status": "ready" if ready else "not ready", "parts": found}
-    return JSONResponse(body, status_code=200 if ready else 503)
+    return found
 
 
 async def _check(
@@ -68,14 +101,20 @@ async def _check_engine(ctx: Context) -> None:
         raise ConnectionError
 
 
+NEEDED = ("database", "engine")  # without Redis limits are held by each server alone
 CHECKS = {"database": _check_database, "redis": _check_redis, "engine": _check_engine}
 
 
-async def may_see_metrics(request: Request, ctx: Ctx, bearer: Bearer, header: Header) -> None:
-    """Let an operator in, and a caller on this machine; raises as `authenticated` does."""
-    if bearer is None and header is None and _is_local(request):
-        return
-    await operator(await authenticated(ctx, bearer, header))
+class Scraping(Rule):
+    """Lets an operator in, and a caller on this machine that presents no key."""
+
+    async def admit(self, request: Request) -> None:
+        """Raise as for an operator's route, unless the caller is on this machine."""
+        if await presented(request) or not _is_local(request):
+            await operator.admit(request)
+
+    async def __call__(self, _: Bearer, __: Header) -> None:
+        """Give the route nothing; the parameters tell OpenAPI of the two headers."""
 
 
 def _is_local(request: Request) -> bool:
@@ -89,7 +128,18 @@ def _is_local(request: Request) -> bool:
         return False
 
 
-@router.get("/metrics", response_class=Response)
-async def get_metrics(_: Annotated[None, Depends(may_see_metrics)], ctx: Ctx) -> Response:
-    """Prometheus' text format."""
+@router.get(
+    "/metrics",
+    response_class=Response,
+    dependencies=[Depends(Scraping())],
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    openapi_extra={"security": [{}]},  # besides a key: none, on the same machine
+)
+async def get_metrics(ctx: Ctx) -> Response:
+    """Prometheus' text format: requests, limits, uploads, and what the engine says of itself."""
+    with contextlib.suppress(Unavailable):
+        async with ctx.db.read(None) as session:
+            counts = select(Upload.state, func.count()).group_by(Upload.state)
+            by_state = dict((await session.execute(counts)).all())
+        ctx.metrics.show_uploads(by_state)
     return Response(ctx.metrics.exposition(), media_type=CONTENT_TYPE)

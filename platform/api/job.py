@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loraplex.engine.protocol import Generate, Guide, Policy, Sampling
+from loraplex.platform.api.buckets import buckets_of
 from loraplex.platform.api.choice import Choice
 from loraplex.platform.api.context import Context
 from loraplex.platform.api.forms import Form
@@ -17,7 +18,8 @@ from loraplex.platform.api.requests import GenerationRequest
 from loraplex.platform.api.target import Target
 from loraplex.platform.errors import BadRequest, ContextLengthExceeded
 from loraplex.platform.keys import Principal
-from loraplex.platform.limits import cap_max_tokens
+from loraplex.platform.limit_standing import cap_max_tokens
+from loraplex.platform.quotas import Bucket
 from loraplex.platform.text import Decoder, StopStrings
 
 MAX_TOTAL_CHOICES = 32
@@ -32,6 +34,12 @@ class Caller:
     principal: Principal
     tenant_id: str
     target: Target
+    explain: bool = False  # whether they asked by header
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Whose limits hold the job."""
+        return buckets_of(self.principal, self.tenant_id, self.target.uses)
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Job:
     returned: int  # choices of each run that are answered with
     estimate: int  # the most tokens that it can use
     stream: bool
-    include_usage: bool
+    explain: bool  # in the answer too, not in headers alone
     form: Form
 
 
@@ -86,14 +94,13 @@ def make_job(
     sampling = _sampling(body, max_tokens, inputs.guide, ctx.base.vocab_size)
     if inputs.guide is not None and body.use_beam_search:
         raise BadRequest("Beam search cannot hold an answer to a form.", param="use_beam_search")
-    options = body.stream_options
     return Job(
         caller=caller,
         runs=_runs(ctx, caller, body, inputs, sampling),
         returned=body.returned,
         estimate=inputs.tokens + len(inputs.prompts) * body.width * max_tokens,
         stream=bool(body.stream),
-        include_usage=bool(options and options.include_usage),
+        explain=caller.explain or bool(body.loraplex),
         form=form,
     )
 
@@ -121,7 +128,7 @@ def _fit(ctx: Context, caller: Caller, body: GenerationRequest, inputs: Inputs) 
         param = param if asked and room > 0 else body.prompt_param
         raise ContextLengthExceeded(ctx.context_tokens, inputs.longest, asked or 1, param)
     choices = len(inputs.prompts) * body.width
-    return cap_max_tokens(caller.principal.limits, inputs.tokens, asked, room, choices)
+    return cap_max_tokens(caller.buckets, inputs.tokens, asked, room, choices)
 
 
 def _sampling(
@@ -184,8 +191,8 @@ def _runs(
     """For each prompt in turn, its engine request and the choices to come."""
     beams, target, limits = body.beams, caller.target, caller.principal.limits
     count = body.returned if beams else body.width
-    scope = ctx.scopes.of(caller.tenant_id, target.digest, public=False)
-    policy = Policy(limits.weight, limits.max_running, limits.kv_share)
+    scope = ctx.scopes.of(caller.tenant_id, target.digest, target.public)
+    policy = Policy(limits.weight, limits.max_running, limits.kv_share, limits.resident_bytes)
     runs = []
     for index, prompt in enumerate(inputs.prompts):
         request = Generate(

@@ -1,13 +1,16 @@
-"""Admits a job to its tenant's limits and settles it, however it ends.
+"""Admits a job to its limits and settles it, however it ends.
 
-Knows the limiter and the usage ledger; refuses to know how a job runs and what it answers.
+Knows the limiter and the books; refuses to know how a job runs and what it answers.
 """
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
+import msgspec
 from starlette.requests import ClientDisconnect
 
 from loraplex.platform.api.beside import beside
@@ -15,13 +18,16 @@ from loraplex.platform.api.context import Context
 from loraplex.platform.api.forms import Usage
 from loraplex.platform.api.generation import Generation
 from loraplex.platform.api.job import Job
-from loraplex.platform.db.models import UsageRecord
-from loraplex.platform.errors import ApiError, LimiterDown, RateLimited
+from loraplex.platform.db.types import utc_now
+from loraplex.platform.errors import ApiError, BudgetSpent, RateLimited
 from loraplex.platform.limits import Admission
-from loraplex.platform.usage import record
+from loraplex.platform.logs import note
+from loraplex.platform.usage import Entry
 
 SETTLE_S = 10.0
 GONE = "client_disconnected"
+COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
+NOTED = ("model", "arm", "outcome", *COUNTS, "queue_ms", "load_ms", "first_token_ms")
 
 log = logging.getLogger("loraplex.api")
 
@@ -30,34 +36,50 @@ log = logging.getLogger("loraplex.api")
 async def admitted(ctx: Context, job: Job, generation: Generation) -> AsyncIterator[Admission]:
     """Hold a lease for the block, with heartbeats; then charge what was generated, and record it.
 
-    Raises `RateLimited` or `LimiterDown` before the block runs. Settling is shielded from
-    cancellation, so that a disconnect or a shutdown leaks neither the lease nor the usage.
+    Raises what `Limiter.admit` raises before the block runs. Every error of the block tells how the
+    limits stand. Settling is shielded from cancellation, so that a disconnect or a shutdown leaks
+    neither the lease nor the usage.
     """
-    admission = await _admit(ctx, job)
+    entry, began = _entry(job), time.monotonic()
+    with ctx.traces.step("admission"):
+        admission = await _admit(ctx, job, entry)
     outcome = "cancelled"
     try:
-        async with beside(lambda _: ctx.limiter.keep_alive(admission)):
+        async with beside(
+            lambda _: ctx.limiter.keep_alive(admission, lambda: generation.completion_tokens)
+        ):
             yield admission
         outcome = generation.outcome
     except ApiError as error:
         outcome = error.code or error.type
+        error.add_headers(admission.headers)
         raise
     except ClientDisconnect:
         outcome = GONE
         raise
     finally:
         with anyio.move_on_after(SETTLE_S, shield=True) as limit:
-            await _settle(ctx, job, admission, outcome, _charge(generation, outcome))
+            usage = _charge(generation, outcome)
+            times = _times(generation, time.monotonic() - began)
+            told = msgspec.structs.replace(entry, outcome=outcome, **vars(usage), **times)
+            with ctx.traces.step("settle"):
+                await _settle(ctx, job, admission, told)
         if limit.cancelled_caught:
             log.error("request %s could not be settled in time", job.caller.request_id)
 
 
-async def _admit(ctx: Context, job: Job) -> Admission:
+async def _admit(ctx: Context, job: Job, entry: Entry) -> Admission:
     caller = job.caller
     try:
-        return await ctx.limiter.admit(caller.tenant_id, caller.principal.limits, job.estimate)
-    except RateLimited as refusal:
-        ctx.metrics.count_limited(refusal.kind)
+        return await ctx.limiter.admit(
+            caller.tenant_id,
+            caller.buckets,
+            job.estimate,
+            request_id=caller.request_id,
+            note=entry.encoded(),
+        )
+    except (RateLimited, BudgetSpent) as refusal:
+        ctx.metrics.count_limited(refusal.bucket, refusal.name)
         raise
 
 
@@ -71,32 +93,39 @@ def _charge(generation: Generation, outcome: str) -> Usage:
     return Usage(prompt_tokens, generation.completion_tokens, generation.cached_tokens)
 
 
-async def _settle(ctx: Context, job: Job, admission: Admission, outcome: str, usage: Usage) -> None:
-    try:
-        await ctx.limiter.settle(admission, usage.total_tokens)
-    except LimiterDown:
-        log.warning("request %s is settled by its lease's end", job.caller.request_id)
+async def _settle(ctx: Context, job: Job, admission: Admission, entry: Entry) -> None:
+    """Record first: who is killed in between leaves a reservation, which is swept, to no harm."""
+    ctx.metrics.count_generation(entry)
+    note(**{name: value for name in NOTED if (value := getattr(entry, name)) is not None})
     for run in job.runs:
         if run.finished is not None:
             ctx.prefixes.count(job.caller.tenant_id, run.finished)
-    try:
-        async with ctx.db.session(job.caller.tenant_id) as session:
-            await record(session, _row(job, outcome, usage))
-    except Exception:
-        log.exception("usage of request %s is lost: %s", job.caller.request_id, usage)
+    await ctx.books.record(entry)
+    await ctx.limiter.settle(admission, entry.prompt_tokens + entry.completion_tokens)
 
 
-def _row(job: Job, outcome: str, usage: Usage) -> UsageRecord:
+def _entry(job: Job) -> Entry:
+    """What is known of a request before it runs."""
     caller = job.caller
-    return UsageRecord(
+    return Entry(
         tenant_id=caller.tenant_id,
         request_id=caller.request_id,
         key_id=caller.principal.key_id,
         adapter=caller.target.adapter,
         model=caller.target.model_id,
+        arm=caller.target.arm,
         digest=caller.target.digest,
-        outcome=outcome,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
+        created_at=utc_now(),
     )
+
+
+def _times(generation: Generation, total_s: float) -> dict[str, Any]:
+    """Milliseconds: what the engine tells of the first prompt, and all of it since admission."""
+    times = {"total_ms": total_s * 1000}
+    if (finished := generation.runs[0].finished) is not None:
+        times |= {
+            "queue_ms": finished.queue_s * 1000,
+            "load_ms": finished.load_s * 1000,
+            "first_token_ms": finished.first_token_s * 1000,
+        }
+    return times

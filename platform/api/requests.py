@@ -116,6 +116,9 @@ class GenerationRequest(Guided, Several):
     ] = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    loraplex: Annotated[
+        bool | None, Field(description="True: the answer says how it came about, in `loraplex`.")
+    ] = None
     user: Annotated[str | None, Field(max_length=1_024)] = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=64)] = None
 

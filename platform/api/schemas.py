@@ -1,16 +1,14 @@
 """What the management routes take and give; times are whole seconds since the epoch."""
 
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import Query
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from loraplex.platform.db.models import Adapter, AdapterVersion, ApiKey
+from loraplex.platform.db.models import AdapterVersion
 from loraplex.platform.db.page import MAX_PAGE, Page
-from loraplex.platform.keys import Scope
-from loraplex.platform.usage import UsageTotal
 
 Item = TypeVar("Item", bound="Named")
 After = Annotated[
@@ -60,6 +58,14 @@ class ModelOut(Named):
     parent: str | None = Field(description="The base, for an adapter.")
 
 
+class VariantOut(BaseModel):
+    """Another image of a version, of another dtype; requests name it with `:dtype`."""
+
+    dtype: str = Field(examples=["int8"])
+    digest: str
+    bytes: int
+
+
 class VersionOut(Named):
     """One immutable version of an adapter."""
 
@@ -67,54 +73,36 @@ class VersionOut(Named):
     name: str
     version: int
     digest: str
+    dtype: str = Field(description="Of its own image.", examples=["bf16"])
+    variants: list[VariantOut]
     base: str = Field(description="The fingerprint of the base it was compiled for.")
     rank: int
     bytes: int
     created_at: int
+    created_by: str | None = Field(description="The id of the key that published it.")
+    retired_at: int | None = Field(description="Since when the bare name does not mean it.")
     report: dict[str, Any] = Field(description="What the compiler said.")
 
     @classmethod
     def of(cls, name: str, version: AdapterVersion) -> "VersionOut":
-        """From the row of a version of the adapter `name`."""
+        """From the row of a version of the adapter `name`, with its variants."""
         return cls(
             id=f"{name}@{version.number}",
             name=name,
             version=version.number,
             digest=version.digest,
+            dtype=version.dtype,
+            variants=[
+                VariantOut(dtype=each.dtype, digest=each.digest, bytes=each.image_bytes)
+                for each in version.variants
+            ],
             base=version.base,
             rank=version.rank,
             bytes=version.image_bytes,
             created_at=seconds(version.created_at),
+            created_by=version.created_by,
+            retired_at=seconds_or_none(version.retired_at),
             report=version.report,
-        )
-
-
-class AdapterOut(Named):
-    """An adapter; what is not in `versions` is its newest version's."""
-
-    object: Literal["adapter"] = "adapter"
-    name: str
-    version: int
-    digest: str
-    rank: int
-    bytes: int
-    created_at: int
-    versions: list[VersionOut]
-
-    @classmethod
-    def of(cls, adapter: Adapter) -> "AdapterOut":
-        """From a row with its versions, of which there is at least one."""
-        versions = [VersionOut.of(adapter.name, version) for version in adapter.versions]
-        newest = versions[-1]
-        return cls(
-            id=adapter.name,
-            name=adapter.name,
-            version=newest.version,
-            digest=newest.digest,
-            rank=newest.rank,
-            bytes=newest.bytes,
-            created_at=seconds(adapter.created_at),
-            versions=versions,
         )
 
 
@@ -123,87 +111,6 @@ class Deleted(Named):
 
     object: str
     deleted: Literal[True] = True
-
-
-class KeyIn(Body):
-    """A new key; without `tenant_id` it is of the caller's tenant, or an operator's."""
-
-    name: Annotated[str, Field(max_length=256)]
-    scopes: Annotated[list[str], Field(max_length=16)]
-    tenant_id: Annotated[str | None, Field(max_length=64)] = None
-    expires_at: Annotated[
-        AwareDatetime | None, Field(strict=False, description="ISO 8601 with a timezone.")
-    ] = None
-
-
-class KeyOut(Named):
-    """A key without its secret."""
-
-    object: Literal["api_key"] = "api_key"
-    name: str
-    tenant_id: str | None = Field(description="Null for an operator's key.")
-    scopes: list[Scope]
-    redacted: str = Field(description="The first characters of the secret.")
-    created_at: int
-    expires_at: int | None
-    revoked_at: int | None
-    last_used_at: int | None
-
-    @classmethod
-    def fields_of(cls, key: ApiKey) -> dict[str, Any]:
-        """What a row tells."""
-        return {
-            "id": key.id,
-            "name": key.name,
-            "tenant_id": key.tenant_id,
-            "scopes": key.scopes,
-            "redacted": key.redacted,
-            "created_at": seconds(key.created_at),
-            "expires_at": seconds_or_none(key.expires_at),
-            "revoked_at": seconds_or_none(key.revoked_at),
-            "last_used_at": seconds_or_none(key.last_used_at),
-        }
-
-
-class NewKeyOut(KeyOut):
-    """A key with its secret, which is told this once."""
-
-    secret: str
-
-
-class UsageOut(BaseModel):
-    """Sums over one group; what was not grouped by is null, as is the adapter of the bare base."""
-
-    object: Literal["usage"] = "usage"
-    tenant_id: str | None
-    adapter: str | None
-    day: date | None
-    requests: int
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    total_tokens: int
-
-    @classmethod
-    def of(cls, total: UsageTotal) -> "UsageOut":
-        """From a total of the ledger."""
-        return cls(
-            tenant_id=total.tenant_id,
-            adapter=total.adapter,
-            day=total.day,
-            requests=total.requests,
-            prompt_tokens=total.prompt_tokens,
-            completion_tokens=total.completion_tokens,
-            cached_tokens=total.cached_tokens,
-            total_tokens=total.total_tokens,
-        )
-
-
-class UsageList(BaseModel):
-    """Totals of all groups asked for."""
-
-    object: Literal["list"] = "list"
-    data: list[UsageOut]
 
 
 def seconds(moment: datetime) -> int:

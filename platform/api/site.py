@@ -2,16 +2,17 @@
 
 from importlib.metadata import version
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import HTMLResponse
 
+from loraplex.platform.api.auth import public
 from loraplex.platform.api.context import Ctx
-from loraplex.web.pages import Welcome, render_welcome
+from loraplex.web.pages import Welcome, render
 
 router = APIRouter(include_in_schema=False)
 
 
-@router.get("/", response_class=HTMLResponse)
+@router.get("/", response_class=HTMLResponse, dependencies=[Depends(public)])
 async def get_welcome(request: Request, ctx: Ctx) -> HTMLResponse:
     """What this server is, and how to ask it something."""
     ready = ctx.engine.info
@@ -22,4 +23,4 @@ async def get_welcome(request: Request, ctx: Ctx) -> HTMLResponse:
         context_tokens=ctx.context_tokens,
         engine=ready.device if ready else None,
     )
-    return HTMLResponse(render_welcome(page))
+    return HTMLResponse(render(page))

@@ -4,82 +4,121 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loraplex.engine.protocol import Part, composition_digest
+from loraplex.platform.api.auth import own_tenant
 from loraplex.platform.api.context import Context
+from loraplex.platform.api.conversation import conversation_of
 from loraplex.platform.api.requests import AdapterPart, GenerationRequest
 from loraplex.platform.errors import BadRequest, ModelNotFound
-from loraplex.platform.registry import Resolved, resolve
+from loraplex.platform.keys import Principal
+from loraplex.platform.resolving import Resolved, resolve, view
 
 COMPOSITION = "(composition)"  # no adapter may have such a name
 
 
 @dataclass(frozen=True)
 class Target(Resolved):
-    """What to run: the base, an adapter's version, or a composition, which has `parts`."""
+    """What to run: the base, an adapter's version, or a composition, which has `parts`.
+
+    `uses` are the adapters that take part, each with limits of its own.
+    """
 
     parts: tuple[Part, ...] = ()
+    uses: tuple[Resolved, ...] = ()
 
 
-async def find_target(ctx: Context, tenant_id: str, body: GenerationRequest) -> Target:
-    """The weights to run.
+@dataclass(frozen=True)
+class _Asker:
+    """Who names adapters, and in which conversation."""
+
+    ctx: Context
+    principal: Principal
+    conversation: str
+
+    async def find(self, *models: tuple[str, str]) -> list[Resolved]:
+        """What names mean, of one moment, if this caller may use it; each with its field."""
+        tenant_id = own_tenant(self.principal)
+        async with self.ctx.db.read(view(tenant_id, *(model for model, _ in models))) as session:
+            found = []
+            for model, param in models:
+                try:
+                    means = await resolve(
+                        session,
+                        tenant_id,
+                        model,
+                        self.ctx.base.name,
+                        conversation=self.conversation,
+                        dtype=self.ctx.settings.image_dtype,
+                    )
+                    self.principal.check_adapter(means, model)
+                except ModelNotFound as error:
+                    raise ModelNotFound(model, param) from error
+                found.append(means)
+        return found
+
+
+async def find_target(
+    ctx: Context, principal: Principal, body: GenerationRequest, conversation: str | None = None
+) -> Target:
+    """The weights to run, if the caller's key may use them.
 
     `adapter_id` names an adapter where `model` is the base; beside an adapter's name it must name
-    the same adapter, and either may say which version. `adapters` are composed on the base. Raises
-    `ModelNotFound` (never the base instead), or `BadRequest` when the fields disagree.
+    the same adapter, and either may say which version. `adapters` are composed on the base.
+    `conversation` is the conversation's id, if the caller named it. Raises `ModelNotFound` (never
+    the base instead), or `BadRequest` when the fields disagree.
     """
+    asker = _Asker(ctx, principal, conversation_of(body, conversation))
     if body.adapters is not None:
-        return await _composed(ctx, tenant_id, body, body.adapters)
-    base = ctx.base.name
-    async with ctx.db.read(tenant_id) as session:
-        chosen = await resolve(session, tenant_id, body.model, base)
-        if body.adapter_id is None:
-            return _target(chosen)
-        try:
-            adapter = await resolve(session, tenant_id, body.adapter_id, base)
-        except ModelNotFound as error:
-            raise ModelNotFound(body.adapter_id, "adapter_id") from error
-    return _target(adapter if body.model == base else _agreed(body, chosen, adapter))
+        return await _composed(asker, body, body.adapters)
+    named = [(body.model, "model")]
+    if body.adapter_id is not None:
+        on_base = body.model == ctx.base.name
+        named = [*(() if on_base else named), (body.adapter_id, "adapter_id")]
+    return _target(_agreed(named, await asker.find(*named)))
 
 
 def _target(found: Resolved) -> Target:
-    return Target(found.model_id, found.digest, found.adapter, found.version)
+    return Target(**vars(found), uses=(found,) if found.adapter else ())
 
 
-def _agreed(body: GenerationRequest, chosen: Resolved, adapter: Resolved) -> Resolved:
-    named = ((body.model, chosen), (body.adapter_id or "", adapter))
-    pinned = [each for name, each in named if "@" in name]
-    versions = {each.version for each in pinned}
-    if chosen.adapter != adapter.adapter or len(versions) > 1:
+def _agreed(named: Sequence[tuple[str, str]], found: Sequence[Resolved]) -> Resolved:
+    """The one that all mean; of two names for it, the one that says which version or image."""
+    pairs = zip(named, found, strict=True)
+    pinned = [means for (name, _), means in pairs if "@" in name or ":" in name]
+    if len({each.adapter for each in found}) > 1 or len({each.model_id for each in pinned}) > 1:
         raise BadRequest(
             "model and adapter_id name different adapters. Send the base's name as model, or leave "
             "adapter_id out.",
             param="adapter_id",
         )
-    return pinned[0] if pinned else chosen
+    return pinned[0] if pinned else found[0]
 
 
 async def _composed(
-    ctx: Context, tenant_id: str, body: GenerationRequest, adapters: Sequence[AdapterPart]
+    asker: _Asker, body: GenerationRequest, adapters: Sequence[AdapterPart]
 ) -> Target:
     """A composition, whose model id tells it from all others, whatever the order of its parts."""
-    if body.model != ctx.base.name or body.adapter_id is not None:
+    if body.model != asker.ctx.base.name or body.adapter_id is not None:
         raise BadRequest(
             "adapters are composed on the base: send its name as model, and no adapter_id.",
             param="adapters",
         )
-    parts = [await _part(ctx, tenant_id, i, each) for i, each in enumerate(adapters)]
+    named = [(each.id, f"adapters.{index}.id") for index, each in enumerate(adapters)]
+    found = await asker.find(*named)
+    parts = tuple(map(_part, named, found, adapters))
     if len({part.image for part in parts}) < len(parts):
         raise BadRequest("adapters has one adapter twice; add its weights.", param="adapters")
     digest = composition_digest(parts)
-    return Target(f"composition-{digest[:16]}", digest, COMPOSITION, parts=tuple(parts))
+    return Target(
+        f"composition-{digest[:16]}",
+        digest,
+        COMPOSITION,
+        public=all(each.public for each in found),
+        parts=parts,
+        uses=tuple(found),
+    )
 
 
-async def _part(ctx: Context, tenant_id: str, index: int, adapter: AdapterPart) -> Part:
-    param = f"adapters.{index}.id"
-    async with ctx.db.read(tenant_id) as session:
-        try:
-            found = await resolve(session, tenant_id, adapter.id, ctx.base.name)
-        except ModelNotFound as error:
-            raise ModelNotFound(adapter.id, param) from error
+def _part(named: tuple[str, str], found: Resolved, asked: AdapterPart) -> Part:
     if found.digest is None:
-        raise BadRequest("The base itself is no part of a composition.", param=param)
-    return Part(found.digest, adapter.weight)
+        raise BadRequest("The base itself is no part of a composition.", param=named[1])
+    return Part(found.digest, asked.weight)

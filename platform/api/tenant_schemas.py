@@ -82,6 +82,9 @@ class ServiceOut(BaseModel):
     running: int = Field(description="Sequences in the batch.")
     waiting: int = Field(description="Requests that wait for room in it.")
     kv_blocks: int = Field(description="KV blocks that its running sequences hold.")
+    image_bytes: int = Field(
+        description="Bytes of images in the engine that it uses, or was the last to use."
+    )
 
 
 class TenantDetail(TenantOut):

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Path
 
-from loraplex.platform.api.auth import operator
+from loraplex.platform.api.auth import Acting, operator
 from loraplex.platform.api.context import Ctx
 from loraplex.platform.api.schemas import After, Listed, PageSize, listed
 from loraplex.platform.api.tenant_schemas import TenantChange, TenantDetail, TenantIn, TenantOut
@@ -20,14 +20,15 @@ from loraplex.platform.tenants import (
 
 router = APIRouter(prefix="/v1/tenants", tags=["tenants"])
 Operating = Annotated[Principal, Depends(operator)]
+TenantId = Annotated[str, Path(max_length=64, description="A tenant's id.")]
 
 
 @router.post("", status_code=201)
-async def create(_: Operating, ctx: Ctx, body: TenantIn) -> TenantOut:
-    """Make a tenant."""
+async def create(_: Operating, ctx: Ctx, actor: Acting, body: TenantIn) -> TenantOut:
+    """Make a tenant; a limit that is not given is none."""
     limits = TenantLimits(**body.model_dump(exclude={"name"}))
     async with ctx.db.session(None) as session:
-        return TenantOut.of(await create_tenant(session, body.name, limits))
+        return TenantOut.of(await create_tenant(session, body.name, limits, actor=actor))
 
 
 @router.get("")
@@ -41,7 +42,7 @@ async def list_all(
 
 
 @router.get("/{tenant_id}")
-async def get_one(_: Operating, ctx: Ctx, tenant_id: str) -> TenantDetail:
+async def get_one(_: Operating, ctx: Ctx, tenant_id: TenantId) -> TenantDetail:
     """One tenant, and the service that the engine gives it."""
     async with ctx.db.read(None) as session:
         tenant = await get_tenant(session, tenant_id)
@@ -49,13 +50,19 @@ async def get_one(_: Operating, ctx: Ctx, tenant_id: str) -> TenantDetail:
 
 
 @router.patch("/{tenant_id}")
-async def change(_: Operating, ctx: Ctx, tenant_id: str, body: TenantChange) -> TenantOut:
-    """Change the limits that are given, and suspend or resume the tenant."""
+async def change(
+    _: Operating, ctx: Ctx, actor: Acting, tenant_id: TenantId, body: TenantChange
+) -> TenantOut:
+    """Change the limits that are given, and suspend or resume the tenant.
+
+    New limits hold from the next request on, and a suspended tenant's keys open nothing.
+    """
     given = body.model_dump(exclude_unset=True, exclude={"suspended"})
     async with ctx.db.session(None) as session:
         tenant = await get_tenant(session, tenant_id, lock=True)
         limits = TenantLimits(**(vars(TenantLimits.of(tenant)) | given))
-        tenant = await set_limits(session, tenant_id, limits)
+        tenant = await set_limits(session, tenant_id, limits, actor=actor)
         if body.suspended is not None:
-            tenant = await set_suspended(session, tenant_id, body.suspended)
-        return TenantOut.of(tenant)
+            tenant = await set_suspended(session, tenant_id, body.suspended, actor=actor)
+    ctx.keys.forget()
+    return TenantOut.of(tenant)

@@ -8,7 +8,20 @@ from importlib import metadata
 
 import typer
 
-from loraplex.platform.cli import adapters, doctor, keys, serve, tenants
+from loraplex.platform.cli import (
+    adapters,
+    audit,
+    bases,
+    config,
+    doctor,
+    keys,
+    quota,
+    serve,
+    storage,
+    tenants,
+    uploads,
+    users,
+)
 
 app = typer.Typer(
     help="Serves thousands of LoRA adapters for many tenants on one base model.",
@@ -20,7 +33,14 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
+app.add_typer(users.app, name="users")
 app.add_typer(adapters.app, name="adapters")
+app.add_typer(uploads.app, name="uploads")
+app.add_typer(quota.app, name="quota")
+app.add_typer(storage.app, name="storage")
+app.add_typer(bases.app, name="bases")
+app.command("audit")(audit.audit)
+app.add_typer(config.app, name="config")
 app.command("doctor")(doctor.doctor)
 
 

@@ -4,24 +4,16 @@ A command that moves an alias looks first at which revision it is, or is told wi
 what its caller has seen; if somebody else moves it meanwhile, nothing happens.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from loraplex.platform.cli.client import (
-    DEFAULT_DATA_DIR,
-    Api,
-    ApiKey,
-    DataDir,
-    Json,
-    Role,
-    Url,
-    connect,
-    show,
-)
+from loraplex.platform.cli.client import Api, Role, asks, fail
 
-app = typer.Typer(help="Move, roll back and list an adapter's aliases.", no_args_is_help=True)
+app = typer.Typer(
+    help="Move, split, roll back and list an adapter's aliases.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(help="The adapter's name.")]
 Alias = Annotated[str, typer.Argument(help="The alias, such as prod.")]
@@ -31,84 +23,83 @@ Revision = Annotated[
         min=0, help="Do it at this revision only (0: not there); by default at the one it has now."
     ),
 ]
-COLUMNS = ("id", "version", "revision", "moved_at")
-MOVES = ("revision", "version", "moved_by", "moved_at")
+COLUMNS = ("id", "version", "canary", "revision", "moved_at")
+MOVES = ("revision", "version", "canary", "moved_by", "moved_at")
 
 
 @app.command("set")
+@asks(Role.TENANT, COLUMNS)
 def set_alias(
+    api: Api,
     name: Name,
     alias: Alias,
     version: Annotated[int, typer.Argument(min=1, help="The version that it shall mean.")],
+    canary: Annotated[
+        int | None, typer.Option(min=1, help="A version that some conversations shall try.")
+    ] = None,
+    percent: Annotated[
+        float | None, typer.Option(help="Of the conversations, for the canary.")
+    ] = None,
     revision: Revision = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
-    """Let NAME@ALIAS mean a version; an alias that is not there is made."""
-    api = connect(url, api_key, data_dir, Role.TENANT)
-    body = {"version": version, "revision": _seen(api, name, alias, revision)}
-    show(api.call("PUT", _path(name, alias), json=body), as_json, COLUMNS)
+) -> Any:
+    """Let NAME@ALIAS mean a version; an alias that is not there is made.
+
+    With --canary and --percent, so many of the conversations get another version.
+    """
+    if (canary is None) != (percent is None):
+        fail("--canary and --percent go together.")
+    split = None if canary is None else {"version": canary, "percent": percent}
+    body = {"version": version, "canary": split, "revision": _seen(api, name, alias, revision)}
+    return api.call("PUT", _path(name, alias), json=body)
 
 
 @app.command()
-def rollback(
-    name: Name,
-    alias: Alias,
-    revision: Revision = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+@asks(Role.TENANT, COLUMNS)
+def promote(api: Api, name: Name, alias: Alias, revision: Revision = None) -> Any:
+    """Let the canary be what NAME@ALIAS means to all."""
+    return _move(api, name, alias, "promote", revision)
+
+
+@app.command()
+@asks(Role.TENANT, COLUMNS)
+def abort(api: Api, name: Name, alias: Alias, revision: Revision = None) -> Any:
+    """Drop the canary of an alias."""
+    return _move(api, name, alias, "abort", revision)
+
+
+@app.command()
+@asks(Role.TENANT, COLUMNS)
+def rollback(api: Api, name: Name, alias: Alias, revision: Revision = None) -> Any:
     """Take the last move of an alias back."""
-    api = connect(url, api_key, data_dir, Role.TENANT)
-    body = {"revision": _seen(api, name, alias, revision)}
-    show(api.call("POST", f"{_path(name, alias)}/rollback", json=body), as_json, COLUMNS)
+    return _move(api, name, alias, "rollback", revision)
 
 
 @app.command()
-def history(
-    name: Name,
-    alias: Alias,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+@asks(Role.TENANT, MOVES)
+def history(api: Api, name: Name, alias: Alias) -> Any:
     """List the moves of an alias, the newest first, also of one that was removed."""
-    api = connect(url, api_key, data_dir, Role.TENANT)
-    show(api.list(f"{_path(name, alias)}/history"), as_json, MOVES)
+    return api.list(f"{_path(name, alias)}/history")
 
 
 @app.command("list")
-def list_aliases(
-    name: Name,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+@asks(Role.TENANT, COLUMNS)
+def list_aliases(api: Api, name: Name) -> Any:
     """List an adapter's aliases."""
-    api = connect(url, api_key, data_dir, Role.TENANT)
-    show(api.list(_path(name)), as_json, COLUMNS)
+    return api.list(_path(name))
 
 
 @app.command()
-def rm(
-    name: Name,
-    alias: Alias,
-    revision: Revision = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+@asks(Role.TENANT)
+def rm(api: Api, name: Name, alias: Alias, revision: Revision = None) -> str:
     """Remove an alias; its history stays."""
-    api = connect(url, api_key, data_dir, Role.TENANT)
     seen = _seen(api, name, alias, revision)
     api.call("DELETE", _path(name, alias), params={"revision": seen})
-    typer.echo(f"{name}@{alias} is removed")
+    return f"{name}@{alias} is removed"
+
+
+def _move(api: Api, name: str, alias: str, verb: str, revision: int | None) -> Any:
+    body = {"revision": _seen(api, name, alias, revision)}
+    return api.call("POST", f"{_path(name, alias)}/{verb}", json=body)
 
 
 def _seen(api: Api, name: str, alias: str, given: int | None) -> int:

@@ -4,7 +4,10 @@ Knows the REST API's address, its error body and its lists; refuses to know tabl
 imports HTTP only when a command runs, so that `--help` is quick.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -40,7 +43,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 DEFAULT_DATA_DIR = Path("data")
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 30.0
-UPLOAD_TIMEOUT_S = 600.0  # an upload is answered once it is compiled
 Row = Mapping[str, Any]
 
 
@@ -63,19 +65,27 @@ class Api:
     def __init__(self, client: "httpx.Client") -> None:
         self._client = client
 
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._client.close()
+
     def call(self, method: str, path: str, **options: Any) -> Any:
         """Send one request and return the decoded answer, None for an empty one."""
         import httpx
 
         try:
-            response = self._client.request(method, path, **options)
+            response = self.send(method, path, **options)
         except httpx.ConnectError:
             fail(f"Nothing answers at {self._client.base_url}; start it with `loraplex serve`.")
         except httpx.HTTPError as error:
             fail(f"The request to {self._client.base_url} failed: {error}")
         if not response.is_success:
-            fail(_error_message(response))
+            fail(error_message(response))
         return response.json() if response.content else None
+
+    def send(self, method: str, path: str, **options: Any) -> "httpx.Response":
+        """Send one request and return the response, whatever it says; raises `httpx.HTTPError`."""
+        return self._client.request(method, path, **options)
 
     def list(self, path: str, **params: Any) -> list[Row]:
         """Return every row of a list, page by page."""
@@ -106,7 +116,53 @@ def connect(url: str | None, api_key: str | None, data_dir: Path, role: Role) ->
     return Api(httpx.Client(base_url=base.removesuffix("/v1"), headers=headers, timeout=TIMEOUT_S))
 
 
-def _error_message(response: "httpx.Response") -> str:
+def asks(
+    role: Role, columns: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a command of a function that asks the API, its first parameter, for an answer.
+
+    The command has the function's other parameters and the options of every client: `--url`,
+    `--api-key`, `--data-dir`, and `--json` where the answer is shown as a table of `columns`. An
+    answer that is text is printed as it is.
+    """
+    options = _OPTIONS if columns else _OPTIONS[:-1]
+
+    def command_of(function: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            url, api_key, data_dir = (given.pop(name) for name in ("url", "api_key", "data_dir"))
+            as_json = given.pop("as_json", False)
+            with closing(connect(url, api_key, data_dir, role)) as api:
+                answer = function(api, **given)
+            if isinstance(answer, str):
+                typer.echo(answer)
+            else:
+                show(answer, as_json, columns)
+
+        _, *own = inspect.signature(function).parameters.values()
+        parameters = [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *options]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return command_of
+
+
+def _option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+_OPTIONS = (
+    _option("url", Url),
+    _option("api_key", ApiKey),
+    _option("data_dir", DataDir, DEFAULT_DATA_DIR),
+    _option("as_json", Json, False),
+)
+
+
+def error_message(response: "httpx.Response") -> str:
+    """What an error's body says: every reason, each on a line, or its message."""
     try:
         error = response.json()["error"]
         reasons = error.get("reasons") or []
@@ -142,4 +198,6 @@ def _cell(column: str, value: Any) -> str:
         return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M}Z"
     if isinstance(value, list):
         return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return " ".join(f"{key}={each}" for key, each in value.items())
     return str(value)

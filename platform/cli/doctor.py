@@ -8,7 +8,7 @@ import typer
 from loraplex.platform.cli.client import DEFAULT_DATA_DIR, DataDir, Json, fail
 
 if TYPE_CHECKING:
-    from loraplex.platform.doctor import Finding
+    from loraplex.platform.findings import Finding
 
 MARKS = {
     "ok": ("✓", typer.colors.GREEN),

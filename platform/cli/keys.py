@@ -1,79 +1,137 @@
 """`loraplex keys`: API keys of a tenant, or of the operator."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from loraplex.platform.cli.client import (
-    DEFAULT_DATA_DIR,
-    ApiKey,
-    DataDir,
-    Json,
-    Role,
-    Url,
-    connect,
-    show,
+from loraplex.platform.cli.client import Api, Role, asks
+from loraplex.platform.cli.limit_options import (
+    LIMITS,
+    Concurrency,
+    DayTokens,
+    MonthTokens,
+    Requests,
+    Tokens,
+    limits_given,
 )
 
-app = typer.Typer(help="Create, list and revoke API keys (operator).", no_args_is_help=True)
+app = typer.Typer(
+    help="Create, list, change, rotate and revoke API keys (operator).", no_args_is_help=True
+)
 
-COLUMNS = ("id", "name", "tenant_id", "scopes", "redacted", "expires_at", "revoked_at")
+COLUMNS = ("id", "name", "tenant_id", "scopes", "adapters", "redacted", "expires_at", "revoked_at")
+DETAILS = (*COLUMNS, "last_used_at", "rotated_from")
+SECRET = ("id", "name", "scopes", "secret")
 DEFAULT_SCOPES = ["infer", "adapters:read"]
+DAY_S = 86_400
 
+Key = Annotated[str, typer.Argument(help="The key's id, key_….")]
 Tenant = Annotated[
     str | None,
     typer.Option("--tenant", help="The tenant's id; without it, those of all and the operator's."),
 ]
+Days = Annotated[int | None, typer.Option("--days", min=1, help="Days until it expires.")]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", help="All that it may use, the base by its name; repeatable."),
+]
+
+
+def _terms(days: int | None, adapters: list[str] | None) -> dict[str, Any]:
+    """Of a key's expiry and adapters, what was given."""
+    expiry = (datetime.now(UTC) + timedelta(days=days)).isoformat() if days else None
+    terms = {"expires_at": expiry, "adapters": adapters or None}
+    return {name: value for name, value in terms.items() if value is not None}
 
 
 @app.command()
+@asks(Role.OPERATOR, SECRET)
 def create(
+    api: Api,
     name: Annotated[str, typer.Argument(help="What the key is for.")],
     tenant: Tenant = None,
     scopes: Annotated[
         list[str] | None,
         typer.Option("--scope", help="infer, adapters:read, adapters:write, admin; repeatable."),
     ] = None,
-    days: Annotated[
-        int | None, typer.Option("--days", min=1, help="Days until it expires.")
-    ] = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
-    """Create a key and print its secret, which is shown this once only."""
-    api = connect(url, api_key, data_dir, Role.OPERATOR)
-    body = {"name": name, "scopes": scopes or (DEFAULT_SCOPES if tenant else ["admin"])}
-    if tenant:
-        body["tenant_id"] = tenant
-    if days:
-        body["expires_at"] = (datetime.now(UTC) + timedelta(days=days)).isoformat()
-    show(api.call("POST", "/v1/keys", json=body), as_json, ("id", "name", "scopes", "secret"))
+    days: Days = None,
+    adapters: Adapters = None,
+    requests: Requests = None,
+    tokens: Tokens = None,
+    concurrency: Concurrency = None,
+    day_tokens: DayTokens = None,
+    month_tokens: MonthTokens = None,
+) -> Any:
+    """Create a key and print its secret, which is shown this once only.
+
+    Without --scope a tenant's key gets infer and adapters:read, or infer alone if it is bound to
+    adapters; an operator's gets admin.
+    """
+    default = (["infer"] if adapters else DEFAULT_SCOPES) if tenant else ["admin"]
+    body = {"name": name, "scopes": scopes or default}
+    body |= _terms(days, adapters)
+    body |= limits_given(requests, tokens, concurrency, day_tokens, month_tokens)
+    return api.call("POST", "/v1/keys", json=body | ({"tenant_id": tenant} if tenant else {}))
 
 
 @app.command("list")
-def list_keys(
-    tenant: Tenant = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+@asks(Role.OPERATOR, COLUMNS)
+def list_keys(api: Api, tenant: Tenant = None) -> Any:
     """List keys without their secrets: a tenant's, or all of them."""
-    api = connect(url, api_key, data_dir, Role.OPERATOR)
     params = {"tenant_id": tenant} if tenant else {}
-    show(api.list("/v1/keys", **params), as_json, COLUMNS)
+    return api.list("/v1/keys", **params)
 
 
 @app.command()
-def revoke(
-    key: Annotated[str, typer.Argument(help="The key's id, key_….")],
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+@asks(Role.OPERATOR, DETAILS)
+def show(api: Api, key: Key) -> Any:
+    """Show one key without its secret."""
+    return api.call("GET", f"/v1/keys/{key}")
+
+
+@app.command()
+@asks(Role.OPERATOR, (*COLUMNS, *LIMITS))
+def change(
+    api: Api,
+    key: Key,
+    name: Annotated[str | None, typer.Option("--name", help="A new name.")] = None,
+    days: Days = None,
+    adapters: Adapters = None,
+    requests: Requests = None,
+    tokens: Tokens = None,
+    concurrency: Concurrency = None,
+    day_tokens: DayTokens = None,
+    month_tokens: MonthTokens = None,
+    lift: Annotated[
+        list[str] | None,
+        typer.Option("--lift", help="What shall hold no more: adapters or expires-at."),
+    ] = None,
+) -> Any:
+    """Change what is given of a key; the rest stays."""
+    body = _terms(days, adapters)
+    body |= limits_given(requests, tokens, concurrency, day_tokens, month_tokens)
+    body |= {word.replace("-", "_"): None for word in lift or ()}
+    body |= {"name": name} if name is not None else {}
+    return api.call("PATCH", f"/v1/keys/{key}", json=body)
+
+
+@app.command()
+@asks(Role.OPERATOR, SECRET)
+def rotate(
+    api: Api,
+    key: Key,
+    overlap_s: Annotated[
+        int, typer.Option("--overlap-s", min=0, help="Seconds for which the old one still works.")
+    ] = DAY_S,
+) -> Any:
+    """Replace a key by a new one, whose secret is shown this once only."""
+    return api.call("POST", f"/v1/keys/{key}/rotate", json={"overlap_s": overlap_s})
+
+
+@app.command()
+@asks(Role.OPERATOR)
+def revoke(api: Api, key: Key) -> str:
     """Revoke a key; requests with it are refused from now on."""
-    connect(url, api_key, data_dir, Role.OPERATOR).call("DELETE", f"/v1/keys/{key}")
-    typer.echo(f"{key} is revoked")
+    api.call("DELETE", f"/v1/keys/{key}")
+    return f"{key} is revoked"

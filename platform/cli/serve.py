@@ -13,8 +13,8 @@ from loraplex.platform.cli.client import fail
 
 CANNOT_START = 2
 INTERRUPTED = 130
-SETTINGS = ("model", "host", "port", "data_dir")  # options that are no knobs of the engine
-PLATFORM = (*SETTINGS, "name")
+SETTINGS = ("config", "model", "host", "port", "data_dir", "log_format", "log_level")
+PLATFORM = (*SETTINGS, "name")  # options that are no knobs of the engine
 
 
 def serve(
@@ -30,6 +30,15 @@ def serve(
         Path | None, typer.Option(help="Folder of everything that must survive a restart.")
     ] = None,
     *,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file of settings; variables go before it.")
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="Lines of the log: text for people, json for machines.")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="Least level logged: debug, info, warning, error.")
+    ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(help="Tokens of a prompt and its completion together (default: what fits)."),
@@ -102,7 +111,8 @@ def serve(
 ) -> None:
     """Start the whole platform and print its keys.
 
-    What is not given here comes from LORAPLEX_… variables; docs/settings.md lists them.
+    What is not given here comes from LORAPLEX_… variables, then from the file; docs/settings.md
+    lists all.
     """
     given = {key: value for key, value in locals().items() if value is not None}
     knobs = {key: value for key, value in given.items() if key not in PLATFORM}
@@ -110,11 +120,12 @@ def serve(
     import asyncio
 
     from loraplex.platform.boot import StartError, read_settings
+    from loraplex.platform.redaction import redact
     from loraplex.platform.serve import run
 
     try:
         run(read_settings(**chosen, engine=knobs), name)
     except StartError as error:
-        fail(str(error), CANNOT_START)
+        fail(redact(str(error)), CANNOT_START)
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise typer.Exit(INTERRUPTED) from None

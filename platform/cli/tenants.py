@@ -5,37 +5,31 @@ from typing import Annotated, Any
 
 import typer
 
-from loraplex.platform.cli.client import (
-    DEFAULT_DATA_DIR,
-    ApiKey,
-    DataDir,
-    Json,
-    Role,
-    Url,
-    connect,
-    show,
+from loraplex.platform.cli.client import Api, Role, asks
+from loraplex.platform.cli.limit_options import (
+    LIMITS,
+    Concurrency,
+    DayTokens,
+    MonthTokens,
+    Requests,
+    Tokens,
+    limit_option,
+    limits_given,
 )
 
-app = typer.Typer(help="Create tenants and set their limits (operator).", no_args_is_help=True)
+app = typer.Typer(
+    help="Create tenants, set their limits and suspend them (operator).", no_args_is_help=True
+)
 
-LIMITS = (
-    "requests_per_minute",
-    "tokens_per_minute",
-    "max_concurrency",
+SHARES = (
     "weight",
     "max_running",
     "kv_share",
+    "resident_bytes",
+    "storage_bytes",
+    "max_adapters",
 )
-COLUMNS = ("id", "name", *LIMITS)
-UNLIMITED = "unlimited"
-
-
-def _limit(text: str) -> int | str:
-    if text == UNLIMITED:
-        return UNLIMITED
-    if not text.isdecimal():
-        raise typer.BadParameter(f"{text!r} is neither a number nor '{UNLIMITED}'")
-    return int(text)
+COLUMNS = ("id", "name", "suspended", *LIMITS, *SHARES)
 
 
 def _ratio(text: str) -> float:
@@ -48,83 +42,86 @@ def _ratio(text: str) -> float:
     return number
 
 
-def _option(name: str, what: str) -> Any:
-    return typer.Option(name, parser=_limit, metavar=f"N|{UNLIMITED}", help=what)
+def _share(name: str, what: str) -> Any:
+    return typer.Option(name, parser=_ratio, metavar="X", help=what)
 
 
-Requests = Annotated[Any, _option("--requests-per-minute", "Requests in any minute.")]
-Tokens = Annotated[Any, _option("--tokens-per-minute", "Tokens, in and out, in a minute.")]
-Concurrency = Annotated[Any, _option("--max-concurrency", "Requests at the same time.")]
-Weight = Annotated[
-    Any, typer.Option("--weight", parser=_ratio, metavar="X", help="Of its share of the engine.")
-]
-Running = Annotated[Any, _option("--max-running", "Sequences that the engine runs at once.")]
-KvShare = Annotated[
-    Any,
-    typer.Option(
-        "--kv-share", parser=_ratio, metavar="X", help="Of the KV cache, at most; 1: all."
-    ),
-]
-
-
-def _limits(*given: Any) -> dict[str, Any]:
-    """Of `LIMITS`, those that were given, as the API takes them: null for none."""
-    return {
-        name: None if value == UNLIMITED else value
-        for name, value in zip(LIMITS, given, strict=True)
-        if value is not None
-    }
+Tenant = Annotated[str, typer.Argument(help="The tenant's id.")]
+Weight = Annotated[Any, _share("--weight", "Of its share of the engine.")]
+Running = Annotated[Any, limit_option("max_running", "Sequences that the engine runs at once.")]
+KvShare = Annotated[Any, _share("--kv-share", "Of the KV cache, at most; 1: all.")]
+Resident = Annotated[Any, limit_option("resident_bytes", "Of images in the engine's memory.")]
+Storage = Annotated[Any, limit_option("storage_bytes", "Of stored images, each counted once.")]
+Adapters = Annotated[Any, limit_option("max_adapters", "Adapters.")]
 
 
 @app.command()
+@asks(Role.OPERATOR, COLUMNS)
 def create(
+    api: Api,
     name: Annotated[str, typer.Argument(help="A name of its own.")],
     requests: Requests = None,
     tokens: Tokens = None,
     concurrency: Concurrency = None,
+    day_tokens: DayTokens = None,
+    month_tokens: MonthTokens = None,
     weight: Weight = None,
     running: Running = None,
     kv_share: KvShare = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+    resident: Resident = None,
+    storage: Storage = None,
+    adapters: Adapters = None,
+) -> Any:
     """Create a tenant; a limit that is not given is none, and its weight is 1."""
-    api = connect(url, api_key, data_dir, Role.OPERATOR)
-    given = _limits(requests, tokens, concurrency, weight, running, kv_share)
-    show(api.call("POST", "/v1/tenants", json={"name": name, **given}), as_json, COLUMNS)
+    given = limits_given(requests, tokens, concurrency, day_tokens, month_tokens)
+    shares = (weight, running, kv_share, resident, storage, adapters)
+    given |= limits_given(*shares, fields=SHARES)
+    return api.call("POST", "/v1/tenants", json={"name": name, **given})
 
 
 @app.command("list")
-def list_tenants(
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+@asks(Role.OPERATOR, COLUMNS)
+def list_tenants(api: Api) -> Any:
     """List the tenants."""
-    api = connect(url, api_key, data_dir, Role.OPERATOR)
-    show(api.list("/v1/tenants"), as_json, COLUMNS)
+    return api.list("/v1/tenants")
 
 
 @app.command()
+@asks(Role.OPERATOR, COLUMNS)
 def limits(
-    tenant: Annotated[str, typer.Argument(help="The tenant's id.")],
+    api: Api,
+    tenant: Tenant,
     requests: Requests = None,
     tokens: Tokens = None,
     concurrency: Concurrency = None,
+    day_tokens: DayTokens = None,
+    month_tokens: MonthTokens = None,
     weight: Weight = None,
     running: Running = None,
     kv_share: KvShare = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+    resident: Resident = None,
+    storage: Storage = None,
+    adapters: Adapters = None,
+) -> Any:
     """Show a tenant's limits, or change those that are given."""
-    api = connect(url, api_key, data_dir, Role.OPERATOR)
-    changes = _limits(requests, tokens, concurrency, weight, running, kv_share)
+    given = limits_given(requests, tokens, concurrency, day_tokens, month_tokens)
+    shares = (weight, running, kv_share, resident, storage, adapters)
+    given |= limits_given(*shares, fields=SHARES)
     path = f"/v1/tenants/{tenant}"
-    answer = api.call("PATCH", path, json=changes) if changes else api.call("GET", path)
-    show(answer, as_json, COLUMNS)
+    return api.call("PATCH", path, json=given) if given else api.call("GET", path)
+
+
+@app.command()
+@asks(Role.OPERATOR)
+def suspend(api: Api, tenant: Tenant) -> str:
+    """Suspend a tenant: its keys open nothing until it is resumed."""
+    api.call("PATCH", f"/v1/tenants/{tenant}", json={"suspended": True})
+    return f"{tenant} is suspended"
+
+
+@app.command()
+@asks(Role.OPERATOR)
+def resume(api: Api, tenant: Tenant) -> str:
+    """Resume a suspended tenant."""
+    api.call("PATCH", f"/v1/tenants/{tenant}", json={"suspended": False})
+    return f"{tenant} is resumed"

@@ -24,11 +24,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from loraplex.engine.client.fake import READY, FakeEngine
 from loraplex.engine.images import BaseManifest, ImageStore
 from loraplex.platform.app import create_app
+from loraplex.platform.audit import SYSTEM
+from loraplex.platform.bookkeeping import Books
 from loraplex.platform.compiling import AdapterCompiler
 from loraplex.platform.db.session import Database
 from loraplex.platform.embedded_redis import EmbeddedRedis
 from loraplex.platform.ids import new_id
-from loraplex.platform.keys import SCOPES, KeyRing
+from loraplex.platform.key_terms import SCOPES
+from loraplex.platform.keys import KeyRing
 from loraplex.platform.limits import Limiter, connect
 from loraplex.platform.prefix_state import PrefixState
 from loraplex.platform.quotas import TenantLimits
@@ -37,6 +40,7 @@ from loraplex.platform.settings import Settings
 from loraplex.platform.tenants import create_tenant
 from loraplex.platform.text import BYTE_ALPHABET
 from loraplex.platform.uploads import Gate
+from loraplex.platform.usage_journal import Journal
 
 BASE = "tiny-base"
 END = "<|end|>"
@@ -73,6 +77,12 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> BaseManifest:
     )
 
 
+async def new_key(session: Any, tenant_id: str | None, *scopes: str, **terms: Any) -> str:
+    """Make a key and return its secret."""
+    _, secret = await RING.create(session, tenant_id, "test", scopes, actor=SYSTEM, **terms)
+    return secret
+
+
 @dataclass(frozen=True)
 class Seed:
     """A database file with two tenants, and a key for each and for an operator."""
@@ -86,10 +96,10 @@ class Seed:
         await db.migrate()
         async with db.session(None) as session:
             for name in ("acme", "globex"):
-                self.tenants[name] = (await create_tenant(session, name)).id
-                _, self.keys[name] = await RING.create(session, self.tenants[name], name, SCOPES)
+                self.tenants[name] = (await create_tenant(session, name, actor=SYSTEM)).id
+                self.keys[name] = await new_key(session, self.tenants[name], *SCOPES)
             scopes = ("admin", "adapters:read", "adapters:write")
-            _, self.keys["operator"] = await RING.create(session, None, "operator", scopes)
+            self.keys["operator"] = await new_key(session, None, *scopes)
         await db.dispose()
 
 
@@ -138,15 +148,14 @@ class World:
     async def add_tenant(self, name: str, limits: TenantLimits | None = None) -> str:
         """Make a tenant and a key `name` that may do all a tenant's key can."""
         async with self.db.session(None) as session:
-            tenant = await create_tenant(session, name, limits)
+            tenant = await create_tenant(session, name, limits, actor=SYSTEM)
         self.tenants[name] = tenant.id
         self.keys[name] = await self.make_key(tenant.id, *SCOPES)
         return tenant.id
 
-    async def make_key(self, tenant_id: str | None, *scopes: str) -> str:
+    async def make_key(self, tenant_id: str | None, *scopes: str, **terms: Any) -> str:
         async with self.db.session(None) as session:
-            _, secret = await RING.create(session, tenant_id, "test", scopes)
-        return secret
+            return await new_key(session, tenant_id, *scopes, **terms)
 
     async def add_adapter(self, tenant: str, name: str, digest: str = "a" * 64) -> str:
         """Publish a version without an image; returns its immutable id."""
@@ -159,6 +168,7 @@ class World:
                 base=self.base.fingerprint,
                 base_name=self.base.name,
                 report={"rank": 8, "bytes": 1000},
+                actor=SYSTEM,
             )
         return f"{name}@{version.number}"
 
@@ -237,16 +247,19 @@ async def world(
         base=tiny_base,
     )
     prefixes = PrefixState(redis, new_id("rep"), engine)
+    books = Books(db, limiter, Journal(redis, settings.journal, timeout_s=10.0))
     app = create_app(
         settings,
         base=tiny_base,
         db=db,
         keys=RING,
         limiter=limiter,
+        books=books,
         engine=engine,
         gate=gate,
         prefixes=prefixes,
     )
-    tenants, keys = dict(seed.tenants), dict(seed.keys)
+    tenants, keys, uploads = dict(seed.tenants), dict(seed.keys), app.state.context.uploads
     yield World(settings, tiny_base, db, limiter, engine, gate, prefixes, app, tenants, keys)
+    await uploads.close()
     await db.dispose()

@@ -3,13 +3,10 @@
 import asyncio
 import json
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
-from loraplex.platform.cli import aliases as commands
 from loraplex.platform.cli import app
-from loraplex.platform.cli.client import Api
 
 pytestmark = pytest.mark.anyio
 ALIASES = "/v1/adapters/poet/aliases"
@@ -47,6 +44,7 @@ async def test_an_alias_is_made_moved_and_answers_requests(client):
         "name": "poet",
         "alias": "prod",
         "version": 1,
+        "canary": None,
         "revision": 1,
         "moved_at": moved_at,
     }
@@ -190,36 +188,34 @@ async def test_the_routes_are_described_with_examples(world):
         for path, operations in routes.items()
         for method, operation in operations.items()
     }
-    assert len(operations) == 5
+    assert len(operations) == 7
     for (method, path), operation in operations.items():
         for parameter in operation["parameters"]:
-            if parameter["required"]:
+            if parameter.get("required"):
                 assert parameter["schema"]["examples"], path
         assert "404" in operation["responses"]
         if method != "get":
             refused = operation["responses"]["409"]["content"]["application/json"]["example"]
             assert refused["error"]["code"] == "alias_moved"
     schemas = described["components"]["schemas"]
-    for name in ("AliasIn", "RollbackIn", "AliasOut", "AliasMoveOut"):
+    for name in ("AliasIn", "CanaryIn", "SeenIn", "AliasOut", "AliasMoveOut", "CanaryOut"):
         fields = schemas[name]["properties"]
         assert all("examples" in field or "const" in field for field in fields.values()), name
 
 
 @pytest.fixture
-async def run(world, monkeypatch):
+async def run(world):
     """Run `loraplex adapters alias …` against the app, beside it; returns what it printed."""
-    headers = {"authorization": f"Bearer {world.keys['acme']}"}
     async with world.listening() as url:
-        with httpx.Client(base_url=url, headers=headers, timeout=20) as http:
-            monkeypatch.setattr(commands, "connect", lambda *_: Api(http))
+        env = {"LORAPLEX_URL": url, "LORAPLEX_API_KEY": world.keys["acme"]}
 
-            async def command(*words: str, code: int = 0) -> str:
-                given = ["adapters", "alias", *words]
-                done = await asyncio.to_thread(CliRunner().invoke, app, given)
-                assert done.exit_code == code, done.output
-                return done.output
+        async def command(*words: str, code: int = 0) -> str:
+            given = ["adapters", "alias", *words]
+            done = await asyncio.to_thread(CliRunner().invoke, app, given, env=env)
+            assert done.exit_code == code, done.output
+            return done.output
 
-            yield command
+        yield command
 
 
 async def test_the_commands_set_roll_back_list_and_remove(run):
@@ -230,12 +226,26 @@ async def test_the_commands_set_roll_back_list_and_remove(run):
     back = json.loads(await run("rollback", "poet", "prod", "--json"))
     assert (back["version"], back["revision"]) == (1, 3)
     assert json.loads(await run("list", "poet", "--json")) == [back]
-    assert (await run("list", "poet")).splitlines()[1].split()[:3] == ["poet@prod", "1", "3"]
+    assert (await run("list", "poet")).splitlines()[1].split()[:4] == ["poet@prod", "1", "–", "3"]
     assert await run("rm", "poet", "prod") == "poet@prod is removed\n"
     assert json.loads(await run("list", "poet", "--json")) == []
     moves = json.loads(await run("history", "poet", "prod", "--json"))
     assert [each["version"] for each in moves] == [None, 1, 3, 1]
     assert "–" in await run("history", "poet", "prod")
+
+
+async def test_the_commands_split_promote_and_abort(run):
+    split = ("set", "poet", "prod", "1", "--canary", "2", "--percent", "12.5")
+    made = json.loads(await run(*split, "--json"))
+    assert made["canary"] == {"version": 2, "percent": 12.5}
+    assert "version=2 percent=12.5" in await run("list", "poet")
+    promoted = json.loads(await run("promote", "poet", "prod", "--json"))
+    assert (promoted["version"], promoted["canary"]) == (2, None)
+    await run("rollback", "poet", "prod")
+    aborted = json.loads(await run("abort", "poet", "prod", "--json"))
+    assert (aborted["version"], aborted["canary"], aborted["revision"]) == (1, None, 4)
+    assert "no canary" in await run("abort", "poet", "prod", code=1)
+    assert "go together" in await run("set", "poet", "prod", "1", "--canary", "2", code=1)
 
 
 async def test_a_command_says_why_nothing_was_moved(run):

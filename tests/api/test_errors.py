@@ -7,6 +7,7 @@ from redis.exceptions import ConnectionError as RedisDown
 
 from loraplex.platform.api.envelope import MAX_JSON_BYTES
 from loraplex.platform.app import allowed_hosts
+from loraplex.platform.quotas import TenantLimits
 from loraplex.platform.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -143,14 +144,30 @@ def test_hosts_follow_from_the_address_and_the_settings(host, named, expected):
     assert ("*" in hosts) == ("*" in expected)
 
 
-async def test_when_redis_is_down_requests_are_refused_not_waved_through(world, monkeypatch):
+async def test_when_redis_is_down_budgets_are_refused_not_waved_through(world, monkeypatch):
     async def down(*_: object, **__: object) -> None:
         raise RedisDown("connection refused")
 
-    monkeypatch.setattr(world.limiter, "_admit", down)
-    async with world.client() as client:
+    await world.add_tenant("thrifty", TenantLimits(tokens_per_day=1000))
+    monkeypatch.setitem(world.limiter._scripts._scripts, "admit", down)
+    async with world.client("thrifty") as client:
         answer = await client.post(PATH, json={"model": "tiny-base", "prompt": "a"})
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "limiter_down"
     assert int(answer.headers["retry-after"]) >= 1
     assert world.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/chat/completions", "POST"),
+        ("/v1/adapters", "GET, POST"),
+        ("/v1/adapters/poet/aliases/prod", "DELETE, PUT"),
+        ("/healthz", "GET"),
+    ],
+)
+async def test_a_405_lists_all_methods_of_the_path(world, path, methods):
+    async with world.client() as client:
+        answer = await client.request("TRACE", path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)

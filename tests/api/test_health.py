@@ -3,13 +3,15 @@
 import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import select
 
 from loraplex.engine.client.fake import FakeEngine
 from loraplex.engine.protocol import ADAPTER_BUCKETS, ROW_BUCKETS, Service, Stats
 from loraplex.platform.api.health import CHECKS
+from loraplex.platform.db.models import Upload, UsageRecord
 from loraplex.platform.metrics import Metrics
 from loraplex.platform.quotas import TenantLimits
-from loraplex.web.pages import Welcome, render_welcome
+from loraplex.web.pages import Welcome, render
 
 pytestmark = pytest.mark.anyio
 
@@ -79,13 +81,119 @@ async def test_requests_are_counted_by_template_and_status(world):
     assert "nobody" not in text
 
 
-async def test_refusals_are_counted_by_the_kind_of_limit(world):
+async def test_refusals_are_counted_by_whose_limit_it_was_and_which(world):
     await world.add_tenant("slow", TenantLimits(requests_per_minute=1))
     async with world.client("slow") as client:
         for _ in range(3):
             await client.post("/v1/completions", json={"model": "tiny-base", "prompt": "a"})
         found = samples((await client.get("/metrics", headers={"authorization": ""})).text)
-    assert found[("loraplex_limited_requests_total", (("kind", "requests"),))] == 2
+    labels = (("bucket", "tenant"), ("limit", "requests_per_minute"))
+    assert found[("loraplex_limited_requests_total", labels)] == 2
+
+
+async def test_generations_are_counted_by_outcome_and_by_who_is_served_most(world):
+    world.app.state.context.metrics._tenants._most = 1  # of the two that are served
+    await world.add_adapter("acme", "pirate")
+    body = {"prompt": "abc", "max_tokens": 4}
+    async with world.client("acme") as client:
+        for model in ("tiny-base", "pirate", "pirate"):
+            await client.post("/v1/completions", json=body | {"model": model})
+        await client.post("/v1/completions", json={"model": "none", "prompt": "a"})
+        world.engine.fail = "overloaded"
+        await client.post("/v1/completions", json=body | {"model": "pirate"})
+        world.engine.fail = None
+    async with world.client("globex") as client:
+        await client.post("/v1/completions", json=body | {"model": "tiny-base"})
+    async with world.client(None) as client:
+        found = samples((await client.get("/metrics")).text)
+    acme, globex = world.tenants["acme"], world.tenants["globex"]
+
+    def served(of, amount, **labels):
+        return found.get((f"loraplex_{of}_served_{amount}_total", tuple(sorted(labels.items()))))
+
+    assert found[("loraplex_requests_total", (("outcome", "length"),))] == 4
+    assert found[("loraplex_requests_total", (("outcome", "overloaded"),))] == 1
+    assert served("tenant", "requests", tenant=acme) == 4
+    assert served("tenant", "requests", tenant="other") == 1
+    assert served("tenant", "requests", tenant=globex) is None
+    assert served("adapter", "completion_tokens", tenant=acme, adapter="pirate") == 8
+    assert served("adapter", "requests", tenant=acme, adapter="(base)") == 1
+    assert found[("loraplex_request_prompt_tokens_count", ())] == 5
+    assert found[("loraplex_e2e_request_latency_seconds_count", ())] == 5
+    assert found[("loraplex_quota_backend_degraded", ())] == 0
+
+
+async def test_upload_jobs_are_shown_by_state(world):
+    async with world.db.session(None) as session:
+        for state in ("uploading", "ready", "ready"):
+            session.add(
+                Upload(
+                    tenant_id=world.tenants["acme"],
+                    name="a",
+                    state=state,
+                    options={},
+                    parts={},
+                    created_by="system",
+                )
+            )
+    async with world.client(None) as client:
+        found = samples((await client.get("/metrics")).text)
+    assert found[("loraplex_uploads", (("state", "ready"),))] == 2
+    assert found[("loraplex_uploads", (("state", "uploading"),))] == 1
+
+
+async def test_a_server_that_stops_is_not_ready_at_once_and_takes_nothing_new(world):
+    drain = world.app.state.context.drain
+    world.tap(1)
+    body = {"model": "tiny-base", "prompt": "abc", "max_tokens": 2}
+    async with world.client("acme") as client, anyio.create_task_group() as group:
+        answers = []
+
+        async def ask():
+            answers.append(await client.post("/v1/completions", json=body))
+
+        group.start_soon(ask)
+        await world.engine.wait_in_flight(1)
+        drain.begin()
+        unready = await client.get("/readyz")
+        alive = await client.get("/healthz")
+        refused = await client.post("/v1/completions", json=body)
+        world.engine.hold.release()
+        assert await drain.idle(20)
+    assert (unready.status_code, unready.json()["status"]) == (503, "stopping")
+    assert alive.status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
+    assert "retry-after" in refused.headers
+    assert refused.headers["connection"] == "close"
+    assert answers[0].status_code == 200
+    assert answers[0].headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_has_had_its_time_ends_with_an_error_and_is_charged(world, stream):
+    await world.add_tenant("cut")
+    world.tap(2)
+    body = {"model": "tiny-base", "prompt": "abc", "max_tokens": 5, "stream": stream}
+    async with world.client("cut") as client, anyio.create_task_group() as group:
+        answers = []
+
+        async def ask():
+            answers.append(await client.post("/v1/completions", json=body))
+
+        group.start_soon(ask)
+        await world.until(lambda: world.engine.stats.generated_tokens == 2)
+        world.app.state.context.drain.cut()
+    answer = answers[0]
+    if stream:
+        last = answer.text.rstrip("\n").rpartition("\n\n")[2]
+        assert last.startswith("data: ") and "server_stopping" in last
+        assert "[DONE]" not in answer.text
+    else:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
+    assert world.engine.in_flight == set()
+    async with world.db.read(world.tenants["cut"]) as session:
+        (row,) = await session.scalars(select(UsageRecord))
+    assert (row.outcome, row.completion_tokens) == ("server_stopping", 2)
 
 
 def test_engine_statistics_have_vllms_names_and_add_up():
@@ -198,7 +306,7 @@ async def test_the_first_page_says_what_this_is_and_runs_nothing(world):
 
 
 def test_a_page_escapes_what_it_shows():
-    page = render_welcome(Welcome("1", "<script>x</script>", 'http://"', 10, None))
+    page = render(Welcome("1", "<script>x</script>", 'http://"', 10, None))
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
 

@@ -3,6 +3,7 @@
 import openai
 import pydantic
 import pytest
+from anyio import to_thread
 
 from loraplex.platform.hermes import call_text
 from loraplex.platform.quotas import TenantLimits
@@ -159,3 +160,98 @@ async def test_the_sdk_retries_what_is_worth_it(world):
         with pytest.raises(openai.ConflictError):
             await client.chat.completions.create(model="tiny-base", messages=HELLO)
     assert len(world.engine.requests) == 3
+
+
+async def test_the_streaming_helper_gathers_text_calls_and_parsed_answers(world):
+    place = Place(city="Rome", people=None)
+    async with world.sdk() as client:
+        stream = client.chat.completions.stream
+        world.engine.tokens = list(place.model_dump_json().encode())
+        async with stream(model="tiny-base", messages=HELLO, response_format=Place) as events:
+            kinds = [event.type async for event in events]
+            answer = await events.get_final_completion()
+        said = "Well. " + call_text("Place", place.model_dump())
+        world.engine.tokens = list(said.encode())
+        tools = [openai.pydantic_function_tool(Place)]
+        async with stream(model="tiny-base", messages=HELLO, tools=tools) as events:
+            called = await events.get_final_completion()
+    assert kinds[-1] == "content.done"
+    assert answer.choices[0].message.parsed == place
+    message = called.choices[0].message
+    assert message.content == "Well."
+    assert message.tool_calls[0].function.parsed_arguments == place
+    assert called.choices[0].finish_reason == "tool_calls"
+
+
+async def test_a_tools_whole_round(world):
+    world.engine.tokens = list(call_text("Place", {"city": "Rome", "people": 1}).encode())
+    asked = {"model": "tiny-base", "tools": [openai.pydantic_function_tool(Place)]}
+    async with world.sdk() as client:
+        create = client.chat.completions.create
+        turn = (await create(messages=HELLO, **asked)).choices[0].message
+        result = {"role": "tool", "tool_call_id": turn.tool_calls[0].id, "content": "Done."}
+        world.engine.tokens = list(b"Fine.")
+        answer = await create(messages=[*HELLO, turn, result], **asked)
+    assert answer.choices[0].message.content == "Fine."
+
+
+async def test_choices_seeds_stops_and_logprobs(world):
+    world.engine.tokens = lambda request: [*b"ab|", request.sampling.seed % 256]
+    async with world.sdk() as client:
+        chat = await client.chat.completions.create(
+            model="tiny-base", messages=HELLO, n=3, seed=70, stop="|", logprobs=True, top_logprobs=1
+        )
+        plain = await client.completions.create(
+            model="tiny-base", prompt=["x", "y"], n=2, seed=70, logprobs=1, max_tokens=4
+        )
+    assert [choice.message.content for choice in chat.choices] == ["ab"] * 3
+    assert {choice.finish_reason for choice in chat.choices} == {"stop"}
+    assert [token.token for token in chat.choices[0].logprobs.content] == ["a", "b"]
+    assert [choice.text for choice in plain.choices] == ["ab|F", "ab|G"] * 2
+    assert plain.choices[0].logprobs.tokens == ["a", "b", "|", "F"]
+
+
+async def test_raw_responses_have_the_headers(world):
+    await world.add_adapter("acme", "poet", digest="d" * 64)
+    async with world.sdk() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model="poet", messages=HELLO, extra_headers={"x-loraplex-explain": "1"}
+        )
+        streaming = client.chat.completions.with_streaming_response
+        async with streaming.create(model="poet", messages=HELLO, stream=True) as response:
+            lines = [line async for line in response.iter_lines()]
+    assert raw.headers["x-loraplex-model"] == response.headers["x-loraplex-model"] == "poet@1"
+    assert raw.headers["x-request-id"].startswith("req_")
+    assert raw.parse().model_extra["loraplex"]["digest"] == "d" * 64
+    assert lines[-2] == "data: [DONE]"
+
+
+async def test_a_spent_budget_is_not_retried(world):
+    await world.add_tenant("spent-openai", TenantLimits(tokens_per_day=6))
+    async with world.sdk("spent-openai", max_retries=3) as client:
+        with pytest.raises(openai.RateLimitError) as spent:
+            for _ in range(2):
+                await client.completions.create(model="tiny-base", prompt="abc", max_tokens=1)
+    assert spent.value.code == "insufficient_quota"
+    assert spent.value.response.request.headers["x-stainless-retry-count"] == "0"
+
+
+async def test_a_timeout_of_the_caller_ends_the_request_in_the_engine(world):
+    world.tap(0)
+    async with world.sdk(timeout=0.2) as client:
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(model="tiny-base", messages=HELLO)
+        await world.engine.wait_in_flight(0)
+
+
+async def test_the_synchronous_client(world):
+    def talk(url):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=world.keys["acme"]) as client:
+            create = client.chat.completions.create
+            chunks = create(model="tiny-base", messages=HELLO, max_tokens=2, stream=True)
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            return said, [model.id for model in client.models.list()]
+
+    world.engine.tokens = list(b"Hi!")
+    async with world.listening() as url:
+        assert await to_thread.run_sync(talk, url) == ("Hi", ["tiny-base"])

@@ -11,14 +11,15 @@ from typer.testing import CliRunner
 from loraplex.engine.client.fake import FakeEngine
 from loraplex.engine.protocol import Policy, Service, Stats
 from loraplex.platform.cli import app as command_line
-from loraplex.platform.cli import tenants as commands
+from loraplex.platform.cli import client as client_room
 from loraplex.platform.cli.client import Api
-from loraplex.platform.quotas import TenantLimits
+from loraplex.platform.quotas import BOUNDS, TenantLimits
 
 pytestmark = pytest.mark.anyio
 
-POLICY = {"weight": 2.5, "max_running": 16, "kv_share": 0.5}
+POLICY = {"weight": 2.5, "max_running": 16, "kv_share": 0.5, "resident_bytes": 1 << 30}
 DEFAULT = {"weight": 1.0, "max_running": None, "kv_share": 1.0}
+COUNTS = [name for name in BOUNDS if name not in ("weight", "kv_share")]
 
 
 @pytest.fixture
@@ -42,16 +43,16 @@ async def policies(world, key: str) -> list[Policy]:
 async def test_each_tenants_requests_carry_its_policy(world):
     await world.add_tenant("big", TenantLimits(**POLICY))
     assert await policies(world, "acme") == [Policy()] * 3
-    assert await policies(world, "big") == [Policy(2.5, 16, 0.5)] * 3
+    assert await policies(world, "big") == [Policy(2.5, 16, 0.5, 1 << 30)] * 3
 
 
 async def test_a_change_holds_from_the_next_request_on(world, operator):
     path = f"/v1/tenants/{world.tenants['acme']}"
     for change, expected in (
-        (POLICY, Policy(2.5, 16, 0.5)),
-        ({"weight": 1, "max_running": None}, Policy(1.0, None, 0.5)),
-        ({"tokens_per_minute": 1_000_000}, Policy(1.0, None, 0.5)),
-        ({"kv_share": 1}, Policy()),
+        (POLICY, Policy(2.5, 16, 0.5, 1 << 30)),
+        ({"weight": 1, "max_running": None}, Policy(1.0, None, 0.5, 1 << 30)),
+        ({"tokens_per_minute": 1_000_000}, Policy(1.0, None, 0.5, 1 << 30)),
+        ({"kv_share": 1, "resident_bytes": None}, Policy()),
     ):
         assert (await operator.patch(path, json=change)).status_code == 200
         assert await policies(world, "acme") == [expected] * 3
@@ -92,7 +93,7 @@ async def test_a_change_that_cannot_be_changes_nothing(world, operator, body):
 
 async def test_a_tenant_is_shown_with_its_live_service(world, operator, monkeypatch):
     services = tuple(
-        Service(world.tenants[name], 9.5, *range(start, start + 6))
+        Service(world.tenants[name], 9.5, *range(start, start + 7))
         for start, name in ((10, "globex"), (20, "acme"))
     )
     path = f"/v1/tenants/{world.tenants['acme']}"
@@ -105,7 +106,12 @@ async def test_a_tenant_is_shown_with_its_live_service(world, operator, monkeypa
         "running": 23,
         "waiting": 24,
         "kv_blocks": 25,
+        "image_bytes": 26,
     }
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 async def test_the_command_line_sets_shows_and_lifts_a_policy(world, monkeypatch):
@@ -118,16 +124,23 @@ async def test_the_command_line_sets_shows_and_lifts_a_policy(world, monkeypatch
         return done.output
 
     async with world.listening() as url:
-        with httpx.Client(base_url=url, headers=headers) as client:
-            monkeypatch.setattr(commands, "connect", lambda *_: Api(client))
-            flags = ("--weight", "2.5", "--max-running", "16", "--kv-share", "0.5")
-            made = json.loads(await run("create", "initech", *flags, "--json"))
-            assert made.items() >= POLICY.items()
-            lifted = ("--weight", "1", "--max-running", "unlimited", "--kv-share", "1")
-            await run("limits", made["id"], *lifted)
-            shown = json.loads(await run("limits", made["id"], "--json"))
-            assert shown == made | DEFAULT | {"service": None}
-            assert "kv share" in await run("list")
-            assert "weight" in await run("limits", made["id"], "--weight", "1000", code=1)
-            for word in ("nan", "inf", "much"):
-                assert "not a number" in await run("limits", made["id"], "--weight", word, code=2)
+        monkeypatch.setattr(
+            client_room, "connect", lambda *_: Api(httpx.Client(base_url=url, headers=headers))
+        )
+        flags = ("--weight", "2.5", "--max-running", "16", "--kv-share", "0.5")
+        limits = {name: 1_000 + i for i, name in enumerate(COUNTS)}
+        every = [word for name, n in limits.items() for word in (_flag(name), str(n))]
+        made = json.loads(await run("create", "initech", *flags, "--json"))
+        assert made.items() >= POLICY.items()
+        lifted = ("--weight", "1", "--max-running", "unlimited", "--kv-share", "1")
+        await run("limits", made["id"], *lifted)
+        changed = json.loads(await run("limits", made["id"], *every, "--json"))
+        assert changed.items() >= (limits | {"weight": 1}).items()
+        lifted = [word for name in COUNTS for word in (_flag(name), "unlimited")]
+        await run("limits", made["id"], *lifted)
+        shown = json.loads(await run("limits", made["id"], "--json"))
+        assert shown == made | DEFAULT | {"service": None}
+        assert "kv share" in await run("list")
+        assert "weight" in await run("limits", made["id"], "--weight", "1000", code=1)
+        for word in ("nan", "inf", "much"):
+            assert "not a number" in await run("limits", made["id"], "--weight", word, code=2)

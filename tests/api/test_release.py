@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from loraplex.platform.db.models import UsageRecord
 from loraplex.platform.limits import Limiter
-from loraplex.platform.quotas import TenantLimits
+from loraplex.platform.quotas import Bucket, TenantLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -52,10 +52,10 @@ async def records(world) -> list[UsageRecord]:
 
 
 async def free_tokens(world, tenant: str) -> int:
-    """What is left of the tenant's minute; the asking is not charged."""
-    admission = await world.limiter.admit(world.tenants[tenant], ALONE, 0)
-    await world.limiter.settle(admission, 0)
-    return admission.standing.tokens.remaining
+    """What is left of the tenant's minute; the asking charges nothing."""
+    buckets = (Bucket("tenant", world.tenants[tenant], ALONE),)
+    standing = await world.limiter.look(world.tenants[tenant], buckets)
+    return standing.use("tokens_per_minute").remaining
 
 
 @pytest.mark.parametrize("streaming", [True, False])

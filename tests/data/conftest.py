@@ -18,6 +18,7 @@ from sqlalchemy import URL, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from loraplex.platform.audit import SYSTEM
 from loraplex.platform.db.models import Base, Tenant
 from loraplex.platform.db.session import Database
 from loraplex.platform.embedded_redis import EmbeddedRedis
@@ -131,7 +132,7 @@ def ring() -> KeyRing:
 
 async def _tenant(db: Database, name: str) -> Tenant:
     async with db.session(None) as session:
-        return await create_tenant(session, name)
+        return await create_tenant(session, name, actor=SYSTEM)
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from loraplex.platform import aliases, registry
+from loraplex.platform import aliases, registry, resolving
+from loraplex.platform.audit import SYSTEM, Actor
 from loraplex.platform.db.models import Alias, Tenant
 from loraplex.platform.db.session import Database
 from loraplex.platform.errors import BadRequest, Conflict, ModelNotFound
@@ -26,7 +27,14 @@ async def publish(db: Database, tenant: Tenant, digest: str) -> None:
     async with db.session(tenant.id) as session:
         report = {"rank": 8, "bytes": 1024}
         await registry.add_version(
-            session, tenant.id, "poet", digest=digest, base="f", base_name=BASE, report=report
+            session,
+            tenant.id,
+            "poet",
+            digest=digest,
+            base="f",
+            base_name=BASE,
+            report=report,
+            actor=SYSTEM,
         )
 
 
@@ -35,28 +43,32 @@ async def move(
 ) -> Alias:
     async with db.session(tenant.id) as session:
         return await aliases.move_alias(
-            session, tenant.id, name, alias, number, seen=seen, by="key_1"
+            session, tenant.id, name, alias, number, seen=seen, actor=Actor("key_1")
         )
 
 
 async def roll_back(db: Database, tenant: Tenant, seen: int) -> Alias:
     async with db.session(tenant.id) as session:
-        return await aliases.roll_back(session, tenant.id, "poet", "prod", seen=seen, by="key_2")
+        return await aliases.roll_back(
+            session, tenant.id, "poet", "prod", seen=seen, actor=Actor("key_2")
+        )
 
 
 async def remove(db: Database, tenant: Tenant, seen: int) -> None:
     async with db.session(tenant.id) as session:
-        await aliases.remove_alias(session, tenant.id, "poet", "prod", seen=seen, by="key_3")
+        await aliases.remove_alias(
+            session, tenant.id, "poet", "prod", seen=seen, actor=Actor("key_3")
+        )
 
 
 async def delete(db: Database, tenant: Tenant) -> None:
     async with db.session(tenant.id) as session:
-        await registry.delete_adapter(session, tenant.id, "poet")
+        await registry.delete_adapter(session, tenant.id, "poet", actor=SYSTEM)
 
 
 async def meaning(db: Database, tenant: Tenant, model: str = "poet@prod") -> str:
     async with db.read(tenant.id) as session:
-        return (await registry.resolve(session, tenant.id, model, BASE)).model_id
+        return (await resolving.resolve(session, tenant.id, model, BASE)).model_id
 
 
 async def moves(db: Database, tenant: Tenant, **page: int) -> list[tuple[int, int | None, str]]:
@@ -179,7 +191,9 @@ async def test_an_alias_needs_a_version_that_is_there(
             await move(db, tenant, number, seen=0, name=name)
     with pytest.raises(ModelNotFound):
         async with db.session(globex.id) as session:
-            await aliases.move_alias(session, acme.id, "poet", "prod", 1, seen=0, by="key_1")
+            await aliases.move_alias(
+                session, acme.id, "poet", "prod", 1, seen=0, actor=Actor("key_1")
+            )
 
 
 async def test_the_grammar_of_aliases(db: Database, acme: Tenant) -> None:

@@ -8,6 +8,7 @@ from local_postgres import LocalPostgres
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
+from loraplex.platform.audit import SYSTEM
 from loraplex.platform.db.models import Tenant
 from loraplex.platform.db.session import Database
 from loraplex.platform.errors import Unavailable
@@ -43,18 +44,18 @@ async def test_a_server_that_crashes_and_restarts(
     server: LocalPostgres, db: Database, ring: KeyRing
 ) -> None:
     async with db.session(None) as session:
-        await create_tenant(session, "before")
-        _, secret = await ring.create(session, None, "operator", ["admin"])
+        await create_tenant(session, "before", actor=SYSTEM)
+        _, secret = await ring.create(session, None, "operator", ["admin"], actor=SYSTEM)
     with pytest.raises(Unavailable, match="does not answer"):
         async with db.session(None) as session:
-            await create_tenant(session, "half")
+            await create_tenant(session, "half", actor=SYSTEM)
             server.kill()
     for _ in range(2):
         with pytest.raises(Unavailable):
             await names(db)
         with pytest.raises(Unavailable):
             async with db.session(None) as session:
-                await create_tenant(session, "meanwhile")
+                await create_tenant(session, "meanwhile", actor=SYSTEM)
         with pytest.raises(Unavailable):
             await ring.authenticate(db, secret)
     server.start()
@@ -74,7 +75,7 @@ async def test_a_server_that_crashes_and_restarts(
 
 async def _create(db: Database, name: str) -> None:
     async with db.session(None) as session:
-        await create_tenant(session, name)
+        await create_tenant(session, name, actor=SYSTEM)
 
 
 async def test_a_server_that_is_not_there_is_no_start(server: LocalPostgres) -> None:

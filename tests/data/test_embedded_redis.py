@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 import redis as redis_client
+from limit_kit import of_tenant
 
 from loraplex.platform import embedded_redis
 from loraplex.platform.embedded_redis import EmbeddedRedis, RedisStartError, find_program
 from loraplex.platform.errors import LimiterDown
 from loraplex.platform.ids import new_id
 from loraplex.platform.limits import Limiter, connect
-from loraplex.platform.quotas import TenantLimits
 
 PATIENCE = 20.0
-LIMITS = TenantLimits(100, 1000, 100)
+LIMITS = of_tenant(5, 1000, 100, tokens_per_day=5000)
 
 PARENT = """
 import sys
@@ -205,7 +205,7 @@ def test_without_any_server_it_says_what_to_install(
 
 
 @pytest.mark.anyio
-async def test_limits_fail_closed_while_redis_is_dead_and_then_go_on(
+async def test_budgets_fail_closed_while_redis_is_dead_and_then_go_on(
     server: EmbeddedRedis, limiter: Limiter
 ) -> None:
     tenant = new_id("ten")
@@ -214,7 +214,6 @@ async def test_limits_fail_closed_while_redis_is_dead_and_then_go_on(
     async with asyncio.timeout(PATIENCE):
         for call in (
             limiter.admit(tenant, LIMITS, 1),
-            limiter.settle(admission, 1),
             limiter.heartbeat(admission),
             limiter.ping(),
         ):
@@ -223,8 +222,9 @@ async def test_limits_fail_closed_while_redis_is_dead_and_then_go_on(
     server.start()
     await answering(limiter)
     await limiter.settle(admission, 40)
-    after = await limiter.admit(tenant, LIMITS, 10)
-    assert (after.standing.requests.remaining, after.standing.tokens.remaining) == (98, 950)
+    after = (await limiter.admit(tenant, LIMITS, 10)).standing
+    assert after.use("requests_per_minute").remaining == 3
+    assert after.use("tokens_per_day").remaining == 4950
 
 
 @pytest.mark.anyio
@@ -263,9 +263,9 @@ async def test_an_answer_lost_on_the_way_is_asked_for_again_and_charged_once(
     proxy.lose_next_answer = True
     second = await limiter.admit(tenant, LIMITS, 10)
     assert not proxy.lose_next_answer
-    assert second.standing.tokens.remaining == 980
-    assert second.standing.requests.remaining == 98
-    assert second.standing.running == 2
+    assert second.standing.use("tokens_per_day").remaining == 4980
+    assert second.standing.use("requests_per_minute").remaining == 3
+    assert second.standing.use("max_concurrency").used == 2
     await client.aclose()
     listener.close()
     await listener.wait_closed()

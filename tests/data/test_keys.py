@@ -8,26 +8,22 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_keys import make, refusal
 from sqlalchemy import select
 
-from loraplex.platform import keys
+from loraplex.platform.audit import SYSTEM
 from loraplex.platform.db.models import ApiKey, Base, Tenant
 from loraplex.platform.db.session import Database
 from loraplex.platform.db.types import utc_now
-from loraplex.platform.errors import BadRequest, Forbidden, InvalidKey, NotFound
-from loraplex.platform.keys import KeyRing, Principal
+from loraplex.platform.errors import BadRequest, Forbidden, NotFound
+from loraplex.platform.key_changes import list_keys, revoke_key
+from loraplex.platform.key_secrets import BASE62, is_well_formed, new_secret
+from loraplex.platform.keys import KeyRing, Principal, get_key
 from loraplex.platform.quotas import TenantLimits
 from loraplex.platform.tenants import set_limits, set_suspended
 
 pytestmark = pytest.mark.anyio
 ALL_TENANT_SCOPES = ["infer", "adapters:read", "adapters:write", "admin"]
-
-
-async def make(
-    db: Database, ring: KeyRing, tenant_id: str | None, *scopes: str, **more: object
-) -> tuple[ApiKey, str]:
-    async with db.session(tenant_id) as session:
-        return await ring.create(session, tenant_id, "test", scopes or ("admin",), **more)
 
 
 async def stored(db: Database) -> list[bytes]:
@@ -39,17 +35,10 @@ async def stored(db: Database) -> list[bytes]:
     return [repr(row.all()).encode() for row in rows]
 
 
-async def refusal(db: Database, ring: KeyRing, secret: str | None) -> tuple[object, ...]:
-    with pytest.raises(InvalidKey) as caught:
-        await ring.authenticate(db, secret)
-    error = caught.value
-    return type(error), error.status, str(error), str(error.body), str(error.headers)
-
-
 async def test_a_key_tells_who_calls(db: Database, ring: KeyRing, acme: Tenant) -> None:
     limits = TenantLimits(10, 1000, 2)
     async with db.session(None) as session:
-        await set_limits(session, acme.id, limits)
+        await set_limits(session, acme.id, limits, actor=SYSTEM)
     key, secret = await make(db, ring, acme.id, "infer", "adapters:read")
     found = await ring.authenticate(db, secret)
     assert found == Principal(key.id, acme.id, frozenset({"infer", "adapters:read"}), limits)
@@ -77,7 +66,7 @@ async def test_every_bad_key_is_refused_in_the_same_words(
         db, ring, acme.id, expires_at=utc_now() + timedelta(hours=1)
     )
     async with db.session(acme.id) as session:
-        await keys.revoke_key(session, revoked.id)
+        await revoke_key(session, revoked.id, actor=SYSTEM)
         row = await session.get_one(ApiKey, expired.id)
         row.expires_at = utc_now() - timedelta(microseconds=1)
     bad = {
@@ -85,7 +74,7 @@ async def test_every_bad_key_is_refused_in_the_same_words(
         "empty": "",
         "malformed": "sk-1234",
         "with a newline": good + "\n",
-        "unknown": keys._new_secret(),
+        "unknown": new_secret(),
         "revoked": revoked_secret,
         "expired": expired_secret,
     }
@@ -128,11 +117,11 @@ async def test_a_suspended_tenants_key_opens_nothing(
 ) -> None:
     _, secret = await make(db, ring, acme.id)
     async with db.session(None) as session:
-        await set_suspended(session, acme.id, True)
+        await set_suspended(session, acme.id, True, actor=SYSTEM)
     with pytest.raises(Forbidden, match="suspended"):
         await ring.authenticate(db, secret)
     async with db.session(None) as session:
-        await set_suspended(session, acme.id, False)
+        await set_suspended(session, acme.id, False, actor=SYSTEM)
     assert (await ring.authenticate(db, secret)).tenant_id == acme.id
 
 
@@ -163,7 +152,7 @@ async def test_a_busy_database_does_not_stop_a_good_key(
     key, secret = await make(db, ring, acme.id)
     impatient = Database(db.url, busy_timeout_s=0.05)
     async with db.session(None) as session:
-        await keys.get_key(session, key.id, lock=True)
+        await get_key(session, key.id, lock=True)
         assert (await ring.authenticate(impatient, secret)).tenant_id == acme.id
     assert f"the use of key {key.id} was not noted" in caplog.text
     await impatient.dispose()
@@ -175,11 +164,11 @@ async def test_a_foreign_key_is_not_found(
     theirs, secret = await make(db, ring, globex.id)
     with pytest.raises(NotFound):
         async with db.session(acme.id) as session:
-            await keys.revoke_key(session, theirs.id)
+            await revoke_key(session, theirs.id, actor=SYSTEM)
     assert (await ring.authenticate(db, secret)).tenant_id == globex.id
     with pytest.raises(NotFound):
         async with db.session(acme.id) as session:
-            await ring.create(session, globex.id, "planted", ["infer"])
+            await ring.create(session, globex.id, "planted", ["infer"], actor=SYSTEM)
 
 
 async def test_keys_are_listed_in_pages(
@@ -188,14 +177,14 @@ async def test_keys_are_listed_in_pages(
     made = [(await make(db, ring, acme.id))[0].id for _ in range(5)]
     await make(db, ring, globex.id)
     async with db.read(None) as session:
-        first = await keys.list_keys(session, tenant_id=acme.id, limit=3)
-        rest = await keys.list_keys(session, tenant_id=acme.id, after=first.items[-1].id, limit=3)
-        everyone = await keys.list_keys(session)
+        first = await list_keys(session, tenant_id=acme.id, limit=3)
+        rest = await list_keys(session, tenant_id=acme.id, after=first.items[-1].id, limit=3)
+        everyone = await list_keys(session)
     assert [key.id for key in (*first.items, *rest.items)] == sorted(made)
     assert (first.has_more, rest.has_more) == (True, False)
     assert len(everyone.items) == 6
     async with db.read(acme.id) as session:
-        assert len((await keys.list_keys(session)).items) == 5
+        assert len((await list_keys(session)).items) == 5
 
 
 @pytest.mark.parametrize(
@@ -209,6 +198,13 @@ async def test_keys_are_listed_in_pages(
         ({"scopes": ["infer"], "tenant_id": None}, "scopes"),
         ({"expires_at": datetime(2020, 1, 1)}, "expires_at"),
         ({"expires_at": utc_now() - timedelta(seconds=1)}, "expires_at"),
+        ({"adapters": []}, "adapters"),
+        ({"adapters": ["support@3"]}, "adapters"),
+        ({"adapters": ["support:int8"]}, "adapters"),
+        ({"adapters": ["a b"]}, "adapters"),
+        ({"adapters": ["x" * 161]}, "adapters"),
+        ({"adapters": ["support"] * 101}, "adapters"),
+        ({"adapters": ["support"], "scopes": ["infer", "adapters:write"]}, "adapters"),
     ],
 )
 async def test_an_impossible_key_is_refused(
@@ -217,15 +213,15 @@ async def test_an_impossible_key_is_refused(
     arguments = {"tenant_id": acme.id, "name": "k", "scopes": ["infer"]} | change
     with pytest.raises(BadRequest) as caught:
         async with db.session(None) as session:
-            await ring.create(session, **arguments)
+            await ring.create(session, **arguments, actor=SYSTEM)
     assert caught.value.param == param
     async with db.read(None) as session:
         assert (await session.scalars(select(ApiKey))).first() is None
 
 
-@given(st.integers(0, 37), st.sampled_from(keys._BASE62))
+@given(st.integers(0, 37), st.sampled_from(BASE62))
 def test_a_typing_error_is_seen_without_the_database(position: int, character: str) -> None:
-    secret = keys._new_secret()
+    secret = new_secret()
     index = 4 + position
     changed = secret[:index] + character + secret[index + 1 :]
-    assert keys._is_well_formed(changed) == (changed == secret)
+    assert is_well_formed(changed) == (changed == secret)

@@ -1,11 +1,13 @@
 """What is worked out about limits before and after Redis decides."""
 
-import pytest
+from datetime import UTC, datetime
 
-from loraplex.platform.errors import BadRequest
-from loraplex.platform.limits import _duration as duration
-from loraplex.platform.limits import cap_max_tokens
-from loraplex.platform.quotas import TenantLimits
+import pytest
+from limit_kit import of_all, of_tenant
+
+from loraplex.platform.errors import BadRequest, BudgetSpent, RateLimited
+from loraplex.platform.limit_standing import Standing, Use, cap_max_tokens, duration, refusal
+from loraplex.platform.quotas import Bucket, Limits
 
 
 @pytest.mark.parametrize(
@@ -27,12 +29,62 @@ from loraplex.platform.quotas import TenantLimits
 def test_a_default_fits_the_bucket_and_a_wish_must(
     whole: int | None, prompt: int, asked: int | None, room: int, choices: int, expected: int | None
 ) -> None:
-    limits = TenantLimits(tokens_per_minute=whole)
-    if expected is None:
-        with pytest.raises(BadRequest, match="tokens per minute"):
-            cap_max_tokens(limits, prompt, asked, room, choices)
-    else:
-        assert cap_max_tokens(limits, prompt, asked, room, choices) == expected
+    for name in ("tokens_per_minute", "tokens_per_day", "tokens_per_month"):
+        buckets = of_tenant(**{name: whole})
+        if expected is None:
+            with pytest.raises(BadRequest, match=name.replace("_", " ")):
+                cap_max_tokens(buckets, prompt, asked, room, choices)
+        else:
+            assert cap_max_tokens(buckets, prompt, asked, room, choices) == expected
+
+
+def test_a_default_fits_the_smallest_bucket() -> None:
+    buckets = of_all(Limits(None, 1000), Limits(tokens_per_day=500), Limits(None, 60))
+    assert cap_max_tokens(buckets, 10, None, 4096) == 50
+    with pytest.raises(BadRequest, match="this adapter's limit of 60 tokens per minute"):
+        cap_max_tokens(buckets, 10, 51, 4096)
+
+
+BUCKET = Bucket("key", "key_1", Limits(60, 1000, 4, tokens_per_day=2000))
+USES = (
+    Use(BUCKET, "requests_per_minute", 60, 12, 12.0),
+    Use(BUCKET, "tokens_per_minute", 1000, 400, 30.0),
+    Use(BUCKET, "max_concurrency", 4, 1, 0.0),
+    Use(BUCKET, "tokens_per_day", 2000, 1500, 3600.0),
+    Use(BUCKET, "tokens_per_month", None, 9000, 86400.0),
+)
+NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
+
+
+def test_headers_tell_of_the_tightest_limits() -> None:
+    wide = Bucket("tenant", "ten_1", Limits(5, None))
+    uses = (*USES, Use(wide, "requests_per_minute", 5, 1, 1.0))
+    headers = Standing(uses, NOON.timestamp()).headers
+    assert headers == {
+        "x-ratelimit-limit-requests": "5",
+        "x-ratelimit-remaining-requests": "4",
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-limit-tokens": "2000",
+        "x-ratelimit-remaining-tokens": "500",
+        "x-ratelimit-reset-tokens": "60m0s",
+        "x-loraplex-limit": "key tokens_per_day",
+    }
+    assert Standing((), 0).headers == {}
+
+
+def test_a_refusal_says_which_limit_of_whom() -> None:
+    rate = refusal(Standing(USES, NOON.timestamp(), USES[1], 30.0), 700)
+    assert isinstance(rate, RateLimited)
+    assert "This key's limit of 1000 tokens per minute is reached (600 left)" in rate.message
+    assert rate.headers["retry-after"] == "30"
+    assert rate.headers["x-loraplex-limit"] == "key tokens_per_minute"
+    budget = refusal(Standing(USES, NOON.timestamp(), USES[3], 3600.0), 700)
+    assert isinstance(budget, BudgetSpent)
+    for part in ("key's budget of 2000 tokens per day", "1500", "700", "2026-11-30 13:00 UTC"):
+        assert part in budget.message
+    assert budget.headers["x-should-retry"] == "false"
+    assert "retry-after" not in budget.headers
+    assert budget.body["error"]["type"] == budget.body["error"]["code"] == "insufficient_quota"
 
 
 @pytest.mark.parametrize(

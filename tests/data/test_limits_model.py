@@ -1,6 +1,8 @@
 """Limits against a model that just counts: any order of calls gives the same decisions."""
 
 import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -16,22 +18,40 @@ from hypothesis.stateful import (
 )
 
 from loraplex.platform.embedded_redis import EmbeddedRedis
-from loraplex.platform.errors import BadRequest, RateLimited
+from loraplex.platform.errors import BadRequest, BudgetSpent, RateLimited
 from loraplex.platform.ids import new_id
+from loraplex.platform.limit_standing import BUDGETS
 from loraplex.platform.limits import Admission, Limiter, connect
-from loraplex.platform.quotas import TenantLimits
+from loraplex.platform.quotas import Bucket, Limits
 
 CENTURY = 3.15e9  # seconds; in one period nothing comes back by itself
+TOKENS = st.none() | st.integers(1, 200)
 LIMITS = st.builds(
-    TenantLimits,
+    Limits,
     requests_per_minute=st.none() | st.just(12),
-    tokens_per_minute=st.none() | st.integers(1, 200),
+    tokens_per_minute=TOKENS,
     max_concurrency=st.none() | st.integers(1, 4),
+    tokens_per_day=TOKENS,
+    tokens_per_month=TOKENS,
+)
+BUCKETS = st.tuples(
+    st.builds(Bucket, st.just("tenant"), st.just("t"), LIMITS),
+    st.builds(Bucket, st.just("key"), st.sampled_from("kl"), LIMITS),
+    st.builds(Bucket, st.just("adapter"), st.sampled_from("ab"), LIMITS),
 )
 
 
+@dataclass
+class Count:
+    """What a bucket has seen; requests are only counted where they are limited."""
+
+    requests: int = 0
+    tokens: int = 0
+    running: set[str] = field(default_factory=set)
+
+
 class Counting(RuleBasedStateMachine):
-    """Redis beside three numbers: requests counted, tokens charged, requests running."""
+    """Redis beside three numbers a bucket."""
 
     url: str
     runner: asyncio.Runner
@@ -43,51 +63,63 @@ class Counting(RuleBasedStateMachine):
         self.client = connect(self.url, timeout_s=10.0)
         self.limiter = Limiter(self.client, period_s=CENTURY, lease_s=CENTURY)
         self.tenant = new_id("ten")
-        self.requests, self.tokens, self.running = 0, 0, set()
+        self.counts: dict[tuple[str, str], Count] = {}
+        self.where: dict[str, list[Count]] = {}
 
     def teardown(self) -> None:
         self.runner.run(self.client.aclose())
 
-    @rule(target=admissions, limits=LIMITS, estimate=st.integers(0, 60))
-    def admit(self, limits: TenantLimits, estimate: int) -> Admission | None:
-        expected = self.expected_refusals(limits, estimate)
+    def count(self, bucket: Bucket) -> Count:
+        return self.counts.setdefault((bucket.kind, bucket.id), Count())
+
+    @rule(target=admissions, buckets=BUCKETS, estimate=st.integers(0, 60))
+    def admit(self, buckets: tuple[Bucket, ...], estimate: int) -> Admission | None:
+        expected = {each for b in buckets for each in self.refusals(b, estimate)}
         try:
-            admission = self.runner.run(self.limiter.admit(self.tenant, limits, estimate))
-        except RateLimited as error:
-            assert error.kind in expected
+            admission = self.runner.run(self.limiter.admit(self.tenant, buckets, estimate))
+        except (RateLimited, BudgetSpent) as error:
+            assert (error.bucket, error.name) in expected
+            assert isinstance(error, BudgetSpent) == any(name in BUDGETS for _, name in expected)
             return None
         except BadRequest:
-            assert estimate > limits.tokens_per_minute
             return None
         assert not expected
-        self.requests += limits.requests_per_minute is not None
-        self.tokens += estimate
-        self.running.add(admission.id)
-        self.check_standing(admission, limits)
+        for bucket in buckets:
+            count = self.count(bucket)
+            count.requests += bucket.limits.requests_per_minute is not None
+            count.tokens += estimate
+            count.running.add(admission.id)
+        self.where[admission.id] = [self.count(bucket) for bucket in buckets]
+        self.check_standing(admission)
         return admission
 
-    def expected_refusals(self, limits: TenantLimits, estimate: int) -> set[str]:
-        asked = {
-            "requests": (self.requests + 1, limits.requests_per_minute),
-            "tokens": (self.tokens + estimate, limits.tokens_per_minute),
-            "concurrency": (len(self.running) + 1, limits.max_concurrency),
+    def refusals(self, bucket: Bucket, estimate: int) -> set[tuple[str, str]]:
+        count, limits = self.count(bucket), bucket.limits
+        after = {
+            "requests_per_minute": count.requests + 1,
+            "tokens_per_minute": count.tokens + estimate,
+            "max_concurrency": len(count.running) + 1,
+            "tokens_per_day": count.tokens + estimate,
+            "tokens_per_month": count.tokens + estimate,
         }
-        return {kind for kind, (use, limit) in asked.items() if limit is not None and use > limit}
+        known = ((name, use, getattr(limits, name)) for name, use in after.items())
+        return {(bucket.kind, n) for n, use, limit in known if limit is not None and use > limit}
 
-    def check_standing(self, admission: Admission, limits: TenantLimits) -> None:
-        standing = admission.standing
-        assert standing.running == len(self.running)
-        if limits.requests_per_minute is not None:
-            assert standing.requests.remaining == limits.requests_per_minute - self.requests
-        if limits.tokens_per_minute is not None:
-            assert standing.tokens.remaining == limits.tokens_per_minute - self.tokens
+    def check_standing(self, admission: Admission) -> None:
+        for use in admission.standing.uses:
+            if use.limit is not None:
+                count = self.count(use.bucket)
+                is_of = {"requests_per_minute": count.requests, "max_concurrency": count.running}
+                expected = is_of.get(use.name, count.tokens)
+                assert use.used == (len(expected) if isinstance(expected, set) else expected)
 
     @rule(target=settled, admission=consumes(admissions), used=st.integers(0, 80))
     def settle(self, admission: Admission | None, used: int) -> Admission | None:
         if admission is not None:
             self.runner.run(self.limiter.settle(admission, used))
-            self.running.discard(admission.id)
-            self.tokens += used - admission.estimate
+            for count in self.where[admission.id]:
+                count.running.discard(admission.id)
+                count.tokens += used - admission.estimate
         return admission
 
     @rule(admission=settled, used=st.integers(0, 80))
@@ -98,23 +130,35 @@ class Counting(RuleBasedStateMachine):
     @rule(admission=admissions | settled)
     def beat(self, admission: Admission | None) -> None:
         if admission is not None:
-            kept = self.runner.run(self.limiter.heartbeat(admission))
-            assert kept == (admission.id in self.running)
+            kept = self.runner.run(self.limiter.heartbeat(admission, 3))
+            assert kept == (admission.id in self.where[admission.id][0].running)
 
     @invariant()
     def redis_holds_what_the_model_holds(self) -> None:
-        prefix = f"limits:{{{self.tenant}}}"
+        assert self.runner.run(self.stored()) == self.expected()
 
-        async def stored() -> tuple[set[str], int, int]:
-            leases = await self.client.zrange(f"{prefix}:leases", 0, -1)
-            keys = [key async for key in self.client.scan_iter(f"{prefix}:*")]
-            counters = [key for key in keys if b":tokens:" in key]
-            tokens = sum([int(await self.client.get(key)) for key in counters])
-            reserved = [key for key in keys if b":reserved:" in key]
-            return {lease.decode() for lease in leases}, tokens, len(reserved)
+    def expected(self) -> tuple[Counter[str], Counter[str], int]:
+        tokens, running = Counter[str](), Counter[str]()
+        for (kind, id), count in self.counts.items():
+            name = kind if kind == "tenant" else f"{kind}:{id}"
+            running[name] = len(count.running)
+            for window in ("minute", "day", "month"):
+                tokens[f"{name}:{window}"] = count.tokens
+        return +tokens, +running, len(self.counts.get(("tenant", "t"), Count()).running)
 
-        running = len(self.running)
-        assert self.runner.run(stored()) == (self.running, self.tokens, running)
+    async def stored(self) -> tuple[Counter[str], Counter[str], int]:
+        prefix = f"limits:{{{self.tenant}}}:"
+        keys = [key.decode() async for key in self.client.scan_iter(f"{prefix}*")]
+        tokens, running, reserved = Counter[str](), Counter[str](), 0
+        for key in keys:
+            name = key.removeprefix(prefix)
+            if name.startswith("reserved:"):
+                reserved += 1
+            elif name.endswith(":leases"):
+                running[name.removesuffix(":leases")] = await self.client.zcard(key)
+            elif any(f":{window}:" in name for window in ("minute", "day", "month")):
+                tokens[name.rpartition(":")[0]] += int(await self.client.get(key))
+        return +tokens, +running, reserved
 
 
 def test_any_order_of_calls(redis_server: EmbeddedRedis, tmp_path: Path) -> None:
@@ -122,7 +166,7 @@ def test_any_order_of_calls(redis_server: EmbeddedRedis, tmp_path: Path) -> None
         machine = type("Machine", (Counting,), {"url": redis_server.url, "runner": runner})
         run_state_machine_as_test(
             machine,
-            settings=settings(max_examples=15, stateful_step_count=25, deadline=None),
+            settings=settings(max_examples=10, stateful_step_count=20, deadline=None),
         )
 
 

@@ -6,13 +6,14 @@ import sys
 import pytest
 from sqlalchemy import URL
 
-from loraplex.platform import registry
+from loraplex.platform import versions
 from loraplex.platform.db.session import Database
 from loraplex.platform.tenants import find_tenant
 
 PROGRAM = """
 import asyncio, sys
 from loraplex.platform import registry
+from loraplex.platform.audit import SYSTEM
 from loraplex.platform.db.session import Database
 from loraplex.platform.errors import NameConflict
 from loraplex.platform.tenants import create_tenant, find_tenant
@@ -24,7 +25,7 @@ async def main():
     await db.migrate()
     try:
         async with db.session(None) as session:
-            await create_tenant(session, "acme")
+            await create_tenant(session, "acme", actor=SYSTEM)
     except NameConflict:
         pass
     async with db.read(None) as session:
@@ -32,7 +33,7 @@ async def main():
     for _ in range(int(sys.argv[2])):
         async with db.session(tenant_id) as session:
             await registry.add_version(session, tenant_id, "poet", digest="d" * 64, base="f",
-                base_name="Base", report={"rank": 8, "bytes": 1})
+                base_name="Base", report={"rank": 8, "bytes": 1}, actor=SYSTEM)
     await db.dispose()
 
 asyncio.run(main())
@@ -45,8 +46,8 @@ async def test_processes_migrate_and_publish_at_once(fresh_url: URL) -> None:
     db = Database(fresh_url)
     async with db.read(None) as session:
         tenant = await find_tenant(session, "acme")
-        adapter = await registry.get_adapter(session, tenant.id, "poet")
-    assert [version.number for version in adapter.versions] == list(range(1, 31))
+        page = await versions.list_versions(session, tenant.id, "poet")
+    assert [version.number for version in page.items] == list(range(30, 0, -1))
     await db.dispose()
 
 

@@ -2,17 +2,21 @@
 
 import asyncio
 import re
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraplex.platform import registry
+from loraplex.platform import images_kept, registry, resolving, versions
+from loraplex.platform.audit import SYSTEM
 from loraplex.platform.db.models import AdapterVersion, Tenant
 from loraplex.platform.db.session import Database
 from loraplex.platform.errors import BadRequest, ModelNotFound, NameConflict, NotFound
 from loraplex.platform.keys import get_key
-from loraplex.platform.registry import Resolved
+from loraplex.platform.model_names import NAME
+from loraplex.platform.resolving import Resolved
 from loraplex.platform.tenants import get_tenant
 
 pytestmark = pytest.mark.anyio
@@ -31,20 +35,25 @@ async def publish(
             base="f" * 64,
             base_name=BASE,
             report={"rank": 8, "bytes": 1024, "warnings": []},
+            actor=SYSTEM,
         )
 
 
 async def resolve(db: Database, tenant: Tenant, model: str) -> Resolved:
     async with db.read(tenant.id) as session:
-        return await registry.resolve(session, tenant.id, model, BASE)
+        return await resolving.resolve(session, tenant.id, model, BASE)
 
 
 async def test_versions_are_numbered_and_the_newest_is_meant(db: Database, acme: Tenant) -> None:
     for number in (1, 2, 3):
         version = await publish(db, acme, digest=f"{number}" * 64)
         assert version.number == number
-    assert await resolve(db, acme, "poet") == Resolved("poet@3", "3" * 64, "poet", 3)
-    assert await resolve(db, acme, "poet@1") == Resolved("poet@1", "1" * 64, "poet", 1)
+    for model, number in (("poet", 3), ("poet@1", 1)):
+        found = await resolve(db, acme, model)
+        assert found.adapter_id
+        assert replace(found, adapter_id=None) == Resolved(
+            f"poet@{number}", f"{number}" * 64, "poet", number
+        )
 
 
 async def test_the_base_has_no_digest(db: Database, acme: Tenant) -> None:
@@ -91,7 +100,8 @@ async def test_anothers_adapter_is_not_found(db: Database, acme: Tenant, globex:
     assert (await resolve(db, globex, "shared")).digest == "b" * 64
     with pytest.raises(ModelNotFound):
         await resolve(db, acme, "secret")
-    for call in (registry.get_adapter, registry.delete_adapter):
+    delete = partial(registry.delete_adapter, actor=SYSTEM)
+    for call in (registry.get_adapter, delete):
         with pytest.raises(ModelNotFound):
             async with db.session(acme.id) as session:
                 await call(session, acme.id, "secret")
@@ -107,16 +117,16 @@ async def test_an_operators_session_is_held_to_the_tenant_it_names(
     await publish(db, globex, "secret")
     async with db.read(None) as session:
         with pytest.raises(ModelNotFound):
-            await registry.resolve(session, acme.id, "secret", BASE)
+            await resolving.resolve(session, acme.id, "secret", BASE)
         assert (await registry.list_adapters(session, acme.id)).items == []
-        assert (await registry.resolve(session, globex.id, "secret", BASE)).version == 1
+        assert (await resolving.resolve(session, globex.id, "secret", BASE)).version == 1
 
 
 async def test_a_deleted_name_is_free_and_its_numbers_go_on(db: Database, acme: Tenant) -> None:
     await publish(db, acme, digest="1" * 64)
     await publish(db, acme, digest="2" * 64)
     async with db.session(acme.id) as session:
-        assert await registry.delete_adapter(session, acme.id, "poet") == {"1" * 64, "2" * 64}
+        await registry.delete_adapter(session, acme.id, "poet", actor=SYSTEM)
     for model in ("poet", "poet@1", "poet@2"):
         with pytest.raises(ModelNotFound):
             await resolve(db, acme, model)
@@ -125,11 +135,11 @@ async def test_a_deleted_name_is_free_and_its_numbers_go_on(db: Database, acme: 
     with pytest.raises(ModelNotFound):
         await resolve(db, acme, "poet@1")
     async with db.read(acme.id) as session:
-        adapter = await registry.get_adapter(session, acme.id, "poet")
-    assert [version.number for version in adapter.versions] == [3]
+        page = await versions.list_versions(session, acme.id, "poet")
+    assert [version.number for version in page.items] == [3]
 
 
-async def test_adapters_are_listed_with_their_versions(
+async def test_adapters_are_listed_with_what_their_names_mean(
     db: Database, acme: Tenant, globex: Tenant
 ) -> None:
     for name in ("c", "a", "b", "a"):
@@ -138,8 +148,9 @@ async def test_adapters_are_listed_with_their_versions(
     async with db.read(acme.id) as session:
         page = await registry.list_adapters(session, acme.id, limit=2)
         rest = await registry.list_adapters(session, acme.id, after="b", limit=2)
-    listed = {adapter.name: [v.number for v in adapter.versions] for adapter in page.items}
-    assert listed == {"a": [1, 2], "b": [1]}
+        current = await versions.current(session, page.items)
+    listed = {adapter.name: current[adapter.id].number for adapter in page.items}
+    assert listed == {"a": 2, "b": 1}
     assert [adapter.name for adapter in rest.items] == ["c"]
     assert (page.has_more, rest.has_more) == (True, False)
 
@@ -151,10 +162,10 @@ async def test_an_image_is_kept_while_any_tenant_names_it(
     await publish(db, acme, digest="2" * 64)
     await publish(db, globex, digest="2" * 64)
     async with db.session(acme.id) as session:
-        released = await registry.delete_adapter(session, acme.id, "poet")
+        await registry.delete_adapter(session, acme.id, "poet", actor=SYSTEM)
     async with db.read(None) as session:
-        assert await registry.unreferenced(session, released) == {"1" * 64}
-        assert await registry.unreferenced(session, []) == set()
+        assert await images_kept.unneeded(session, {"1" * 64, "2" * 64}) == {"1" * 64}
+        assert await images_kept.unneeded(session, []) == set()
 
 
 async def test_versions_published_at_once_get_numbers_of_their_own(
@@ -195,7 +206,7 @@ def _follows_the_grammar(name: str) -> bool:
     )
 
 
-NAMES = st.text() | st.from_regex(r"[a-z0-9._@-]{0,66}") | st.from_regex(registry.NAME)
+NAMES = st.text() | st.from_regex(r"[a-z0-9._@-]{0,66}") | st.from_regex(NAME)
 
 
 @settings(max_examples=300)

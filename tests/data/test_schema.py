@@ -10,7 +10,8 @@ from sqlalchemy import URL, Connection, bindparam, func, inspect, select, text
 from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform import registry
+from loraplex.platform import registry, versions
+from loraplex.platform.audit import SYSTEM
 from loraplex.platform.db import schema
 from loraplex.platform.db.models import AdapterVersion, Base, ImmutableVersion, Tenant
 from loraplex.platform.db.session import Database
@@ -81,8 +82,9 @@ async def test_a_filled_database_goes_up_and_down_and_keeps_its_rows(fresh_url: 
                 assert await connection.scalar(text(f"SELECT count(*) FROM {table}")) == 1
     async with db.session("ten_1") as session:
         adapter = await registry.get_adapter(session, "ten_1", "poet")
-        assert (adapter.created_at, adapter.versions[0].image_bytes) == (now, 5_000_000_000)
-        assert adapter.versions[0].report == {"rank": 8}
+        version = await versions.get_version(session, "ten_1", "poet", 1)
+        assert (adapter.created_at, version.image_bytes) == (now, 5_000_000_000)
+        assert (version.report, version.variants) == ({"rank": 8}, [])
         assert (await _add_version(session, "ten_1")).number == 2
     await db.dispose()
 
@@ -247,4 +249,5 @@ async def _add_version(session: object, tenant_id: str) -> AdapterVersion:
         base="f",
         base_name="Base",
         report={"rank": 8, "bytes": 1024},
+        actor=SYSTEM,
     )

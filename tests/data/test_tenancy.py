@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased, selectinload
 
 from loraplex.platform import registry
+from loraplex.platform.audit import SYSTEM
 from loraplex.platform.db.models import Adapter, AdapterVersion, ApiKey, Tenant
 from loraplex.platform.db.session import Database
 from loraplex.platform.db.tenancy import TenancyError
@@ -21,11 +22,11 @@ async def adapters(db: Database, ring: KeyRing, acme: Tenant, globex: Tenant) ->
     """Two adapters of acme's, three of globex's, a key for each and one of an operator."""
     for tenant, names in ((acme, ("a", "b")), (globex, ("a", "x", "y"))):
         async with db.session(tenant.id) as session:
-            await ring.create(session, tenant.id, "key", ["infer"])
+            await ring.create(session, tenant.id, "key", ["infer"], actor=SYSTEM)
             for name in names:
                 await add(session, tenant.id, name)
     async with db.session(None) as session:
-        await ring.create(session, None, "operator", ["admin"])
+        await ring.create(session, None, "operator", ["admin"], actor=SYSTEM)
 
 
 async def add(session: AsyncSession, tenant_id: str, name: str) -> None:
@@ -37,6 +38,7 @@ async def add(session: AsyncSession, tenant_id: str, name: str) -> None:
         base="f",
         base_name="Base",
         report={"rank": 8, "bytes": 1024},
+        actor=SYSTEM,
     )
 
 

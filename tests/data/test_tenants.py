@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import URL, bindparam, text
 
 from loraplex.platform import tenants
+from loraplex.platform.audit import SYSTEM, Actor, list_entries
 from loraplex.platform.db import schema
 from loraplex.platform.db.models import Tenant
 from loraplex.platform.db.session import Database
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_tenant_is_made_found_and_listed(db: Database) -> None:
     limits = TenantLimits(60, 1000, 4, 2.5, 16, 0.3)
     async with db.session(None) as session:
-        made = [await tenants.create_tenant(session, name, limits) for name in ("b", "a", "c")]
+        made = [await tenants.create_tenant(session, name, limits, actor=SYSTEM) for name in "bac"]
     async with db.read(None) as session:
         found = await tenants.get_tenant(session, made[0].id)
         assert TenantLimits.of(found) == limits
@@ -35,7 +36,7 @@ async def test_a_tenant_is_made_found_and_listed(db: Database) -> None:
 async def test_a_name_is_taken_once_even_at_once(db: Database) -> None:
     async def create() -> Tenant:
         async with db.session(None) as session:
-            return await tenants.create_tenant(session, "same")
+            return await tenants.create_tenant(session, "same", actor=SYSTEM)
 
     results = await asyncio.gather(*(create() for _ in range(8)), return_exceptions=True)
     assert sum(isinstance(result, Tenant) for result in results) == 1
@@ -46,7 +47,7 @@ async def test_a_name_is_taken_once_even_at_once(db: Database) -> None:
 async def test_a_bad_name_is_refused(db: Database, name: str) -> None:
     with pytest.raises(BadRequest, match="lower-case"):
         async with db.session(None) as session:
-            await tenants.create_tenant(session, name)
+            await tenants.create_tenant(session, name, actor=SYSTEM)
 
 
 async def test_limits_are_replaced_and_removed(db: Database, acme: Tenant) -> None:
@@ -56,7 +57,7 @@ async def test_limits_are_replaced_and_removed(db: Database, acme: Tenant) -> No
         TenantLimits(),
     ):
         async with db.session(None) as session:
-            await tenants.set_limits(session, acme.id, limits)
+            await tenants.set_limits(session, acme.id, limits, actor=SYSTEM)
         async with db.read(None) as session:
             assert TenantLimits.of(await tenants.get_tenant(session, acme.id)) == limits
 
@@ -85,7 +86,7 @@ async def test_tenants_from_before_the_policy_have_the_default_one(fresh_url: UR
         await connection.run_sync(schema.upgrade)
     for limits in (TenantLimits(max_concurrency=7), TenantLimits(None, None, 7, 2, 3, 0.5)):
         async with db.session(None) as session:
-            await tenants.set_limits(session, "ten_1", limits)
+            await tenants.set_limits(session, "ten_1", limits, actor=SYSTEM)
         async with db._engine.begin() as connection:
             await connection.run_sync(schema.downgrade, "0002")
             await connection.run_sync(schema.upgrade)
@@ -98,8 +99,8 @@ async def test_tenants_from_before_the_policy_have_the_default_one(fresh_url: UR
 async def test_an_unknown_tenant_is_not_found(db: Database, acme: Tenant) -> None:
     for call in (
         lambda session: tenants.get_tenant(session, "ten_none"),
-        lambda session: tenants.set_limits(session, "ten_none", TenantLimits()),
-        lambda session: tenants.set_suspended(session, "ten_none", True),
+        lambda session: tenants.set_limits(session, "ten_none", TenantLimits(), actor=SYSTEM),
+        lambda session: tenants.set_suspended(session, "ten_none", True, actor=SYSTEM),
     ):
         with pytest.raises(NotFound):
             async with db.session(None) as session:
@@ -110,7 +111,41 @@ async def test_suspending_twice_keeps_the_first_moment(db: Database, acme: Tenan
     moments = []
     for suspended in (True, True, False, False):
         async with db.session(None) as session:
-            tenant = await tenants.set_suspended(session, acme.id, suspended)
+            tenant = await tenants.set_suspended(session, acme.id, suspended, actor=SYSTEM)
             moments.append(tenant.suspended_at)
     assert moments[0] is not None
     assert moments == [moments[0], moments[0], None, None]
+
+
+async def test_every_change_is_audited_and_what_changes_nothing_is_not(db: Database) -> None:
+    actor = Actor("key_1", "req_1")
+    tight = TenantLimits(5, tokens_per_day=9, max_adapters=3)
+    async with db.session(None) as session:
+        made = await tenants.create_tenant(session, "a", TenantLimits(5), actor=actor)
+    for limits in (tight, tight, TenantLimits()):
+        async with db.session(None) as session:
+            await tenants.set_limits(session, made.id, limits, actor=actor)
+    for suspended in (True, True, False, False):
+        async with db.session(None) as session:
+            await tenants.set_suspended(session, made.id, suspended, actor=actor)
+    async with db.read(None) as session:
+        entries = (await list_entries(session, tenant_id=made.id)).items[::-1]
+    assert [(entry.action, entry.details) for entry in entries] == [
+        ("tenant.created", {"name": "a", "limits": {"requests_per_minute": 5}}),
+        ("tenant.changed", {"limits": {"tokens_per_day": 9, "max_adapters": 3}}),
+        (
+            "tenant.changed",
+            {"limits": {"requests_per_minute": None, "tokens_per_day": None, "max_adapters": None}},
+        ),
+        ("tenant.suspended", {}),
+        ("tenant.resumed", {}),
+    ]
+    assert {(e.actor, e.request_id, e.target) for e in entries} == {("key_1", "req_1", made.id)}
+
+
+async def test_a_failed_change_leaves_no_entry(db: Database, acme: Tenant) -> None:
+    with pytest.raises(NameConflict):
+        async with db.session(None) as session:
+            await tenants.create_tenant(session, "acme", actor=SYSTEM)
+    async with db.read(None) as session:
+        assert len((await list_entries(session)).items) == 1

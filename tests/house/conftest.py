@@ -79,6 +79,11 @@ class Served:
         return self._after("Operator key: ")
 
     @property
+    def sign_in_code(self) -> str:
+        """What signs the first operator in, once."""
+        return self._after("First sign-in: ").rpartition(" ")[2]
+
+    @property
     def adapters(self) -> list[str]:
         return self._after("Adapters: ").split(", ")
 

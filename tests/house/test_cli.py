@@ -72,7 +72,7 @@ def test_an_operator_key_is_made_without_a_tenant(run) -> None:
     assert "second operator" in run("keys", "list", LORAPLEX_API_KEY=made["secret"])
 
 
-def test_adapters_are_pushed_listed_and_removed(run, served, tenant, tmp_path: Path) -> None:
+def test_adapters_are_uploaded_listed_and_removed(run, served, tenant, tmp_path: Path) -> None:
     scopes = ("--scope", "adapters:read", "--scope", "adapters:write")
     key = json.loads(run("keys", "create", "ci", "--tenant", tenant, *scopes, "--json"))["secret"]
     source = EXAMPLES / served.adapters[0]
@@ -80,10 +80,12 @@ def test_adapters_are_pushed_listed_and_removed(run, served, tenant, tmp_path: P
     with zipfile.ZipFile(archive, "w") as packed:
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             packed.write(source / name, name)
-    first = json.loads(run("adapters", "push", "mine", str(source), "--json", LORAPLEX_API_KEY=key))
+    first = json.loads(
+        run("adapters", "upload", "mine", str(source), "--json", LORAPLEX_API_KEY=key)
+    )
     assert (first["id"], first["rank"] > 0) == ("mine@1", True)
     second = json.loads(
-        run("adapters", "push", "mine", str(archive), "--json", LORAPLEX_API_KEY=key)
+        run("adapters", "upload", "mine", str(archive), "--json", LORAPLEX_API_KEY=key)
     )
     assert (second["id"], second["digest"]) == ("mine@2", first["digest"])
     (listed,) = json.loads(run("adapters", "list", "--json", LORAPLEX_API_KEY=key))
@@ -98,7 +100,7 @@ def test_a_refused_adapter_is_refused_with_every_reason(run, served, tmp_path: P
     config = json.loads((source / "adapter_config.json").read_text())
     config |= {"lora_alpha": "many", "modules_to_save": ["lm_head"]}
     (source / "adapter_config.json").write_text(json.dumps(config))
-    said = run("adapters", "push", "broken", str(source), code=1)
+    said = run("adapters", "upload", "broken", str(source), code=1)
     reasons = [line for line in said.splitlines() if line.startswith("- ")]
     assert len(reasons) == 2
     assert "'many'" in "".join(reasons)
@@ -106,7 +108,7 @@ def test_a_refused_adapter_is_refused_with_every_reason(run, served, tmp_path: P
 
 
 def test_a_folder_that_is_no_adapter_is_not_sent(run, tmp_path: Path) -> None:
-    said = run("adapters", "push", "empty", str(tmp_path), code=1)
+    said = run("adapters", "upload", "empty", str(tmp_path), code=1)
     assert "adapter_config.json and adapter_model.safetensors not found" in said
 
 

@@ -44,7 +44,7 @@ async def stream(sdk: openai.AsyncOpenAI, model: str, tokens: int) -> str:
 
 def test_the_banner_has_one_line_each(served) -> None:
     labels = [line.partition(" ")[0] for line in served.lines]
-    assert labels == ["API:", "API", "Operator", "Adapters:", "curl"]
+    assert labels == ["API:", "API", "Operator", "Adapters:", "Admin:", "First", "curl"]
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", served.url)
     for key in (served.api_key, served.operator_key):
         assert re.fullmatch(r"lpx_[0-9A-Za-z]{38}", key)

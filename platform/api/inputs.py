@@ -1,0 +1,91 @@
+"""From a checked body to what runs: whose job it is, its prompts as token ids, and its stops.
+
+Knows bodies, templates and the tokenizer; refuses to know how answers are written. Reading takes
+milliseconds: it is for a thread.
+"""
+
+import time
+from itertools import accumulate
+from typing import Annotated
+
+from fastapi import Depends, Header
+
+from loraplex.platform.api.auth import allow, own_tenant
+from loraplex.platform.api.chat import ChatRequest
+from loraplex.platform.api.context import Context
+from loraplex.platform.api.forms import Identity
+from loraplex.platform.api.generation import Echo
+from loraplex.platform.api.job import Caller, Inputs, Prompt
+from loraplex.platform.api.requests import CompletionRequest, GenerationRequest
+from loraplex.platform.api.structured import guide_of
+from loraplex.platform.api.target import find_target
+from loraplex.platform.api.tools import forced, told
+from loraplex.platform.errors import BadRequest
+from loraplex.platform.hermes import CLOSE
+from loraplex.platform.keys import Principal
+from loraplex.platform.text import Vocabulary, pieces_of
+
+Inferring = Annotated[Principal, Depends(allow("infer"))]
+Explain = Annotated[
+    bool | None,
+    Header(
+        alias="x-loraplex-explain",
+        description="1: the answer says how it came about, as with the field `loraplex`.",
+    ),
+]
+
+
+async def find_caller(
+    ctx: Context,
+    principal: Principal,
+    request_id: str,
+    body: GenerationRequest,
+    explain: bool | None,
+    conversation: str | None = None,
+) -> Caller:
+    """Who calls, and what runs for them; raises what `own_tenant` and `find_target` raise."""
+    tenant_id = own_tenant(principal)
+    target = await find_target(ctx, principal, body, conversation)
+    return Caller(request_id, principal, tenant_id, target, bool(explain))
+
+
+def identify(prefix: str, caller: Caller, body: GenerationRequest) -> Identity:
+    """What is the same in all of an answer; its id is the request's under another prefix."""
+    _, _, unique = caller.request_id.partition("_")
+    options = body.stream_options
+    return Identity(
+        id=f"{prefix}{unique}",
+        model=caller.target.model_id,
+        created=int(time.time()),
+        logprobs=body.top_logprobs_wanted,
+        prompt_logprobs=body.prompt_logprobs,
+        include_usage=bool(options and options.include_usage),
+    )
+
+
+def read_chat(ctx: Context, body: ChatRequest) -> Inputs:
+    """The one prompt that a conversation is, and the form of its answer."""
+    if ctx.template is None:
+        raise BadRequest(
+            "This base has no chat template, so it cannot chat; use /v1/completions.", param="model"
+        )
+    text = ctx.template.render([message.told() for message in body.messages], told(body))
+    prompt = Prompt(ctx.vocabulary.encode(text, special=False))
+    stops = (CLOSE,) if body.callable_tools and body.one_call else ()
+    return Inputs([prompt], forced(body) or guide_of(body), stops)
+
+
+def read_prompts(ctx: Context, body: CompletionRequest) -> Inputs:
+    """The prompts of plain completions, and the form of their answers."""
+    prompts = [_prompt(ctx.vocabulary, prompt, body.echoes) for prompt in body.prompts]
+    return Inputs(prompts, guide_of(body))
+
+
+def _prompt(vocabulary: Vocabulary, prompt: str | list[int], echoes: bool) -> Prompt:
+    ids = vocabulary.encode(prompt, special=True) if isinstance(prompt, str) else prompt
+    if not echoes:
+        return Prompt(ids)
+    pieces = pieces_of(vocabulary, ids)
+    text = prompt if isinstance(prompt, str) else "".join(pieces)
+    starts = [0, *accumulate(map(len, pieces))][:-1]
+    return Prompt(ids, Echo(text, [min(start, len(text)) for start in starts]))

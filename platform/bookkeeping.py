@@ -1,0 +1,164 @@
+"""Sees to it that every request that was let in ends in the ledger, once, whatever dies.
+
+What the database cannot take now waits in a journal. A request whose server was killed is found by
+its lease's end, by any server, and recorded with the tokens that were last heard of. Knows the
+ledger, the journal and the limiter; refuses to know requests while they run.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+import msgspec
+
+from loraplex.platform.db.session import Database
+from loraplex.platform.errors import LimiterDown, Unavailable
+from loraplex.platform.limit_scripts import Abandoned
+from loraplex.platform.limits import Limiter
+from loraplex.platform.usage import Entry, decoded, record, record_all
+from loraplex.platform.usage_journal import Journal
+
+EVERY_S: Final = 2.0
+BATCH: Final = 100
+RECORD_S: Final = 3.0  # that a caller's last byte waits for the database
+
+log = logging.getLogger(__name__)
+
+
+class Books:
+    """Writes the ledger, and every `EVERY_S` seconds what was left over, once started."""
+
+    def __init__(self, db: Database, limiter: Limiter, journal: Journal) -> None:
+        self._db, self._limiter, self._journal = db, limiter, journal
+        self._queue: list[tuple[Entry, asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+
+    def start(self) -> None:
+        """Look for leftovers from now on."""
+        self._task = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        """Look once more, then no longer."""
+        self._closing.set()
+        if self._task is not None:
+            await self._task
+        if self._writer is not None:
+            await self._writer
+        await self.tidy()
+
+    async def record(self, entry: Entry) -> None:
+        """Write an entry to the ledger, or to the journal; raises nothing.
+
+        Entries that come while others are being written are written together, in one transaction.
+        """
+        written = asyncio.get_running_loop().create_future()
+        self._queue.append((entry, written))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_queue())
+        with anyio.move_on_after(RECORD_S) as waiting:
+            await written
+        if waiting.cancelled_caught:
+            await self._put_off([entry])
+
+    async def _write_queue(self) -> None:
+        while batch := self._queue[:BATCH]:
+            del self._queue[: len(batch)]
+            await self._write_or_put_off([entry for entry, _ in batch])
+            for _, written in batch:
+                if not written.done():
+                    written.set_result(None)
+
+    async def _write_or_put_off(self, entries: Sequence[Entry]) -> None:
+        """Write all, or each by itself where that is refused; the journal takes the rest."""
+        try:
+            await self._write(entries)
+        except Unavailable:
+            await self._put_off(entries)
+        except Exception:
+            if len(entries) > 1:
+                for entry in entries:
+                    await self._write_or_put_off([entry])
+            else:
+                log.exception("the ledger refuses an entry")
+                await self._put_off(entries)
+
+    async def _put_off(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            log.warning("usage of request %s goes to the journal", entry.request_id)
+            try:
+                await self._journal.add(entry.encoded())
+            except OSError:
+                log.exception("usage of a request is lost: %s", entry)
+
+    async def tidy(self) -> None:
+        """Do what was left over: settlements, abandoned requests, the journal; raises nothing."""
+        for work in (self._limiter.catch_up, self.sweep, self.drain):
+            try:
+                await work()
+            except (LimiterDown, Unavailable) as error:
+                log.debug("left for later: %s", error)
+            except Exception:
+                log.exception("the books are not kept")
+
+    async def sweep(self) -> int:
+        """Record and charge requests whose server is gone; how many.
+
+        Raises `LimiterDown`, or `Unavailable` while the database is away.
+        """
+        swept = 0
+        while found := await self._limiter.abandoned():
+            for gone in found:
+                await self._bury(gone)
+            swept += len(found)
+        return swept
+
+    async def _bury(self, gone: Abandoned) -> None:
+        """Record it, and charge what the ledger says: its server may have come so far itself.
+
+        If this server dies in between, the next one does both again, to no harm.
+        """
+        used = gone.heard
+        if gone.note:
+            try:
+                used = await self._record_for(gone)
+            except Unavailable:
+                raise
+            except Exception:
+                log.exception("the ledger refuses request %s", gone.id)
+        await self._limiter.sweep(gone, used)
+
+    async def _record_for(self, gone: Abandoned) -> int:
+        """Tokens of an abandoned request, as the ledger has them then."""
+        entry = msgspec.structs.replace(decoded(gone.note), completion_tokens=gone.heard)
+        async with self._db.session(entry.tenant_id) as session:
+            row = await record(session, entry)
+            used = row.prompt_tokens + row.completion_tokens
+        log.warning("the server of request %s died", entry.request_id)
+        return used
+
+    async def drain(self) -> None:
+        """Write what is in the journal; raises `Unavailable` while the database is away."""
+        await self._journal.drain(self._take)
+
+    async def _take(self, line: str) -> None:
+        """Write a line of the journal, or drop it where the ledger never will take it."""
+        try:
+            await self._write([decoded(line)])
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("the ledger refuses a line of the journal: %s", line)
+
+    async def _write(self, entries: Sequence[Entry]) -> None:
+        async with self._db.session(None) as session:
+            await record_all(session, entries)
+
+    async def _keep(self) -> None:
+        while not self._closing.is_set():
+            with anyio.move_on_after(EVERY_S):
+                await self._closing.wait()
+            await self.tidy()

@@ -1,0 +1,193 @@
+"""The scripts of limits in Redis: called, bounded in time, and read.
+
+Knows the scripts' arguments and answers, and the breaker that keeps callers from waiting for a
+Redis that does not answer; refuses to know what is done about it. Every call raises `LimiterDown`
+for one that does not.
+
+All keys of a tenant share the hash tag `{tenant}`. The index of all tenants' open requests is one
+key beside them, so that abandoned ones are found without a scan; a Redis Cluster is not served.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import anyio
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from loraplex.platform.breaker import Breaker
+from loraplex.platform.errors import LimiterDown
+from loraplex.platform.limit_standing import NAMES, Standing, Use
+from loraplex.platform.quotas import Bucket
+
+OPEN: Final = "limits:open"
+_FACTS, _EACH = 7, 6  # numbers of an answer's head, and of each bucket
+Answer = TypeVar("Answer")
+
+log = logging.getLogger(__name__)
+
+
+class NotTried(LimiterDown):
+    """The circuit is open, so Redis was not even asked."""
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True):
+    """A request that was refused: when, by which bucket's limit, and for how long.
+
+    `at` is in seconds since the epoch, `bucket` its name in Redis, and `limit` the place of its
+    limit in `NAMES`, from 1; `estimate` are the tokens that were asked for.
+    """
+
+    request_id: str
+    at: int
+    bucket: str
+    limit: int
+    estimate: int
+    wait_us: float
+
+    @property
+    def name(self) -> str:
+        """The limit's name."""
+        return NAMES[self.limit - 1]
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """An admitted request that nobody keeps alive: its note, and the tokens last heard of."""
+
+    prefix: str
+    id: str
+    note: str
+    heard: int
+
+
+class LimitScripts:
+    """The limits' scripts on one client; each call takes at most `timeout_s`."""
+
+    def __init__(
+        self, redis: Redis, *, period_us: int, lease_us: int, timeout_s: float, breaker: Breaker
+    ) -> None:
+        self._redis, self._breaker, self._timeout_s = redis, breaker, timeout_s
+        self._period_us, self._lease_us = period_us, lease_us
+        shared = _read("limits")
+        self._scripts = {
+            name: redis.register_script(shared + _read(name))
+            for name in ("admit", "settle", "heartbeat", "abandoned")
+        }
+
+    async def decide(
+        self,
+        tenant_id: str,
+        id: str,
+        buckets: Sequence[Bucket],
+        estimate: int,
+        *,
+        note: str = "",
+        dry: bool = False,
+    ) -> Standing:
+        """Let a request in or say what refuses it; `dry` only says."""
+        head = (id, self._period_us, self._lease_us, estimate, int(dry), note)
+        limits = [argument for bucket in buckets for argument in _arguments(bucket)]
+        return _standing(buckets, await self._run("admit", prefix(tenant_id), *head, *limits))
+
+    async def settle(self, tenant_id: str, id: str, used: int) -> bool:
+        """End a request; whether it was open until now."""
+        return bool(await self._run("settle", prefix(tenant_id), id, used, 0))
+
+    async def heartbeat(self, tenant_id: str, id: str, heard: int) -> bool:
+        """Keep a request's leases; whether they all still were."""
+        return bool(await self._run("heartbeat", prefix(tenant_id), id, self._lease_us, heard))
+
+    async def abandoned(self, limit: int) -> list[Abandoned]:
+        """Some of the requests whose server has said nothing for a whole lease."""
+        found = []
+        for name, note, heard in await self._run("abandoned", "limits", limit):
+            where, _, id = name.decode().partition(" ")
+            found.append(Abandoned(where, id, note.decode(), heard))
+        return found
+
+    async def sweep(self, gone: Abandoned, used: int) -> bool:
+        """Charge an abandoned request; False if its server has spoken meanwhile."""
+        return bool(await self._run("settle", gone.prefix, gone.id, used, 1))
+
+    async def refusals(self, tenant_id: str) -> list[Refusal]:
+        """The last refusals of a tenant's requests, the newest first."""
+        key = f"{prefix(tenant_id)}:refusals"
+        found = await self._bounded(lambda: self._redis.lrange(key, 0, -1))
+        return [msgspec.json.decode(each, type=Refusal) for each in found]
+
+    async def ping(self) -> None:
+        """Return when Redis answers, whatever the breaker says."""
+        await self._attempt(self._redis.ping)
+
+    async def _run(self, script: str, where: str, *args: str | int) -> Any:
+        call = self._scripts[script]
+        return await self._bounded(lambda: call(keys=[where, OPEN], args=args))
+
+    async def _bounded(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Make a call unless the circuit is open."""
+        if not self._breaker.allows(time.monotonic()):
+            raise NotTried
+        return await self._attempt(call)
+
+    async def _attempt(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Make a call to its end even if the caller is cancelled, so that none half-knows."""
+        try:
+            with anyio.CancelScope(shield=True), anyio.fail_after(self._timeout_s):
+                answer = await call()
+        except (RedisError, OSError) as error:
+            if self._breaker.is_well:
+                log.warning("Redis does not answer: %s: %s", type(error).__name__, error)
+            self._breaker.failed(time.monotonic())
+            raise LimiterDown from error
+        if not self._breaker.is_well:
+            log.warning("Redis answers again")
+        self._breaker.succeeded()
+        return answer
+
+
+def prefix(tenant_id: str) -> str:
+    """What the names of a tenant's keys begin with."""
+    return f"limits:{{{tenant_id}}}"
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.lua").read_text()
+
+
+def _bucket_name(bucket: Bucket) -> str:
+    return bucket.kind if bucket.kind == "tenant" else f"{bucket.kind}:{bucket.id}"
+
+
+def _arguments(bucket: Bucket) -> list[str | int]:
+    limits = (getattr(bucket.limits, name) for name in NAMES)
+    return [_bucket_name(bucket), *(-1 if limit is None else limit for limit in limits)]
+
+
+def _standing(buckets: Sequence[Bucket], reply: Sequence[int]) -> Standing:
+    refused_by, limit, wait_us, now, *ends = reply[:_FACTS]
+    left = [(end - now) / 1e6 for end in ends]
+    uses = []
+    for i, bucket in enumerate(buckets):
+        at = _FACTS + i * _EACH
+        uses += _uses(bucket, reply[at : at + _EACH], left)
+    by = uses[(refused_by - 1) * len(NAMES) + limit - 1] if refused_by else None
+    return Standing(tuple(uses), now / 1e6, by, wait_us / 1e6)
+
+
+def _uses(bucket: Bucket, numbers: Sequence[int], left: Sequence[float]) -> list[Use]:
+    """In the order of `NAMES`; without a limit of them requests are not counted."""
+    requests_left, requests_us, minute, day, month, running = numbers
+    whole = bucket.limits.requests_per_minute
+    requests = 0 if whole is None else whole - requests_left
+    used = (requests, minute, running, day, month)
+    resets = (requests_us / 1e6, left[0], 0.0, left[1], left[2])
+    return [
+        Use(bucket, name, getattr(bucket.limits, name), count, reset_s)
+        for name, count, reset_s in zip(NAMES, used, resets, strict=True)
+    ]

@@ -1,0 +1,62 @@
+-- What the scripts of limits share, put before each of them: Redis's own clock, the windows of a
+-- moment, and the keys of a bucket (a tenant, one of its keys, or an adapter that it uses).
+--
+-- A bucket's keys:  <bucket>:leases          ids of running requests, scored by their lease's end
+--                   <bucket>:requests        GCRA's theoretical arrival time
+--                   <bucket>:minute:29812    tokens of a period
+--                   <bucket>:day:2026-11-30  tokens of a UTC day
+--                   <bucket>:month:2026-11   tokens of a UTC month
+-- A request's:      <tenant>:reserved:<id>   what it reserved and where
+-- All times are microseconds.
+
+local DAY = 86400000000
+local RECORD_KEPT = 7 * DAY / 1000 -- ms, where no server is left to sweep it
+local SWEPT_KEPT = 3600 * 1000
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+-- The date of a day, counted since the epoch.
+-- H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days.
+local function civil(days)
+  local shifted = days + 719468
+  local era = math.floor(shifted / 146097)
+  local doe = shifted - era * 146097
+  local leaps = math.floor(doe / 1460) - math.floor(doe / 36524) + math.floor(doe / 146096)
+  local yoe = math.floor((doe - leaps) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local mp = math.floor((5 * doy + 2) / 153)
+  local month = mp < 10 and mp + 3 or mp - 9
+  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+  return year, month, doy - math.floor((153 * mp + 2) / 5) + 1
+end
+
+local function days_in(year, month)
+  if month == 2 then
+    local leap = year % 4 == 0 and (year % 100 ~= 0 or year % 400 == 0)
+    return leap and 29 or 28
+  end
+  return (month == 4 or month == 6 or month == 9 or month == 11) and 30 or 31
+end
+
+-- The minute, the day and the month of now: the last part of their counters' names, and their ends.
+local function windows(period)
+  local minute, today = math.floor(now / period), math.floor(now / DAY)
+  local year, month, day = civil(today)
+  local names = {
+    string.format('minute:%.0f', minute),
+    string.format('day:%04d-%02d-%02d', year, month, day),
+    string.format('month:%04d-%02d', year, month),
+  }
+  local days_left = days_in(year, month) - day + 1
+  return names, {(minute + 1) * period, (today + 1) * DAY, (today + days_left) * DAY}
+end
+
+local function record_of(id)
+  return KEYS[1] .. ':reserved:' .. id
+end
+
+-- What the index of all open requests calls this one.
+local function member_of(id)
+  return KEYS[1] .. ' ' .. id
+end
