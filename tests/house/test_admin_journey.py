@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "adapters"
 PASSWORD = "a long sentence is a good one"
-PATIENCE_MS = 60_000
+PATIENCE_MS = 20_000
 HOSTILE = "<script>alert(1)</script>\u202egnp.exe "
 SCREENS = {
     "Overview": "/admin",
@@ -159,7 +159,7 @@ def test_an_adapter_is_uploaded_checked_and_tried_beside_the_base(page: Page) ->
 
 def test_a_bad_adapter_is_refused_with_every_reason(page: Page, tmp_path: Path) -> None:
     config = json.loads((EXAMPLES / "pirate" / "adapter_config.json").read_text())
-    config["r"] = 7
+    config["trainable_token_indices"] = [1]
     config["modules_to_save"] = ["lm_head"]
     wrong = tmp_path / "adapter_config.json"
     wrong.write_text(json.dumps(config))
@@ -184,7 +184,7 @@ def test_an_alias_moves_splits_is_promoted_and_rolls_back(page: Page) -> None:
     card.get_by_label("Canary", exact=True).select_option("2")
     card.get_by_label("Canary's share").fill("20")
     expect(card.locator("output")).to_have_text("20")
-    card.get_by_role("button", name="Move").click()
+    card.get_by_role("button", name="Move", exact=True).click()
     expect(card.locator("dd").first).to_have_text("1 for 80%")
     expect(card).to_contain_text("2 for 20% of conversations")
     card.get_by_role("button", name="Promote the canary").click()
@@ -203,9 +203,9 @@ def test_a_stale_page_does_not_move_an_alias(page: Page, context: BrowserContext
     expect(page.locator("#alias-live")).to_be_visible()
     other = context.new_page()
     other.goto(page.url)
-    other.locator("#alias-live").get_by_role("button", name="Move").click()
+    other.locator("#alias-live").get_by_role("button", name="Move", exact=True).click()
     expect(other.locator("#alias-live")).to_contain_text("revision 2")
-    page.locator("#alias-live").get_by_role("button", name="Move").click()
+    page.locator("#alias-live").get_by_role("button", name="Move", exact=True).click()
     expect(page.locator("#alias-live").get_by_role("alert")).to_contain_text("revision 2")
 
 
@@ -248,7 +248,8 @@ def test_a_quota_that_is_hit_is_explained(served: Any, page: Page) -> None:
     page.get_by_label("What it is for").fill("one a minute")
     page.get_by_role("button", name="Make the key").click()
     key = page.locator("#secret").inner_text()
-    base = served.http(key).get("/v1/models").json()["data"][0]["id"]
+    with served.http(key) as client:
+        base = client.get("/v1/models").json()["data"][0]["id"]
     codes = [ask(served, key, base).status_code for _ in range(2)]
     assert codes == [200, 429]
     page.goto(tenant)
@@ -322,7 +323,7 @@ def test_hostile_text_is_text(page: Page) -> None:
     page.get_by_role("link", name="See the adapter").click()
     page.get_by_label("Description", exact=True).fill(long)
     page.get_by_role("button", name="Save").click()
-    expect(page.locator(".head")).to_contain_text("<script>alert(1)</script>")
+    expect(page.locator(".head").first).to_contain_text("<script>alert(1)</script>")
     open_screen(page, "Adapters")
     page.get_by_label("Search adapters by name").fill(HOSTILE)
     expect(page.get_by_role("heading", name="No adapter has")).to_contain_text("<script>")
