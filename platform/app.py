@@ -7,8 +7,10 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 from fastapi import Depends, FastAPI
+from fastapi.telemetry import TelemetryConfig
 from starlette.staticfiles import StaticFiles
 
 from loraplex.engine.client import EngineClient
@@ -79,6 +81,11 @@ ROUTERS = (
     health,
     site,
 )
+NO_TELEMETRY: Final[TelemetryConfig] = {  # the framework's own: ours is `traces`
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+}
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 (compared with, not bound to)
 
 
@@ -128,16 +135,18 @@ def create_app(
         summary="OpenAI's and Anthropic's APIs for many LoRA adapters on one base model.",
         docs_url=None,
         redoc_url=None,
+        telemetry=NO_TELEMETRY,
         generate_unique_id_function=documented.operation_id,
     )
     app.state.context = context
+    db.renamed.append(context.names.clear)
     context.metrics.watch_quotas(lambda: limiter.is_degraded)
-    for screen in SCREENS:
-        app.include_router(screen.router, dependencies=[Depends(while_open), Depends(guard)])
     for module in ROUTERS:
         open_only = [] if module is health else [Depends(while_open)]
         named = [] if module in (generate, messages) else [Depends(idempotent.once)]
         app.include_router(module.router, dependencies=[*open_only, Depends(guard), *named])
+    for screen in SCREENS:
+        app.include_router(screen.router, dependencies=[Depends(while_open), Depends(guard)])
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     routers = [module.router for module in ROUTERS]
     failures.install(app, routers)

@@ -12,10 +12,12 @@ from loraplex.platform.chat_template import ChatTemplate
 from loraplex.platform.db.session import Database
 from loraplex.platform.drain import Drain
 from loraplex.platform.history import History
+from loraplex.platform.key_cache import KeyCache
 from loraplex.platform.keys import KeyRing
 from loraplex.platform.limits import Limiter
 from loraplex.platform.metrics import Metrics
 from loraplex.platform.prefix_state import PrefixState
+from loraplex.platform.resolving import Resolved
 from loraplex.platform.scopes import Scopes
 from loraplex.platform.settings import Settings
 from loraplex.platform.text import Vocabulary
@@ -44,6 +46,7 @@ class Context:
     scopes: Scopes
     prefixes: PrefixState
     started_at: int
+    names: KeyCache[Resolved] = field(default_factory=KeyCache[Resolved])
     history: History = field(default_factory=History)
     throttle: Throttle = field(default_factory=Throttle)
     drain: Drain = field(default_factory=Drain)

@@ -35,8 +35,27 @@ class _Asker:
     conversation: str
 
     async def find(self, *models: tuple[str, str]) -> list[Resolved]:
-        """What names mean, of one moment, if this caller may use it; each with its field."""
+        """What names mean, of one moment, if this caller may use it; each with its field.
+
+        A name that was just read is not read again; `Database.renamed` says when it may mean
+        something else. Other servers' changes are seen within half a second.
+        """
         tenant_id = own_tenant(self.principal)
+        known = [self.ctx.names.get(f"{tenant_id}/{model}") for model, _ in models]
+        found = [each for each in known if each is not None]
+        if len(found) < len(models):
+            found = await self._read(tenant_id, *models)
+        for means, (model, param) in zip(found, models, strict=True):
+            try:
+                self.principal.check_adapter(means, model)
+            except ModelNotFound as error:
+                raise ModelNotFound(model, param) from error
+        return found
+
+    async def _read(self, tenant_id: str, *models: tuple[str, str]) -> list[Resolved]:
+        """The same from the database, and kept where it is the same in every conversation."""
+        names = self.ctx.names
+        reading = names.begin()
         async with self.ctx.db.read(view(tenant_id, *(model for model, _ in models))) as session:
             found = []
             for model, param in models:
@@ -49,9 +68,10 @@ class _Asker:
                         conversation=self.conversation,
                         dtype=self.ctx.settings.image_dtype,
                     )
-                    self.principal.check_adapter(means, model)
                 except ModelNotFound as error:
                     raise ModelNotFound(model, param) from error
+                if means.arm is None:
+                    names.put(f"{tenant_id}/{model}", means, reading)
                 found.append(means)
         return found
 

@@ -14,7 +14,7 @@ readers: on SQLite one at a time, on PostgreSQL up to `WRITERS`.
 
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from loraplex.platform.db import one_trip, schema
-from loraplex.platform.db.tenancy import READ_ONLY, TENANT, GuardedSession
+from loraplex.platform.db.tenancy import READ_ONLY, RENAMED, TENANT, GuardedSession
 from loraplex.platform.errors import StorageFull, Unavailable
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class Database:
     def __init__(self, url: str | URL, *, busy_timeout_s: float = 10.0) -> None:
         given = make_url(url)
         self.url = given.set(drivername=DRIVERS.get(given.drivername, given.drivername))
+        self.renamed: list[Callable[[], None]] = []  # called when names may mean something else
         self._writer: AbstractAsyncContextManager[None]
         if self.is_sqlite:
             self._engine = _open_sqlite(self.url, busy_timeout_s)
@@ -100,6 +101,9 @@ class Database:
             async with self._writer, opened as session, session.begin():
                 await _reach(session)
                 yield session
+        if opened.sync_session.info.get(RENAMED):
+            for told in self.renamed:
+                told()
 
     @asynccontextmanager
     async def read(self, tenant_id: str | None) -> AsyncIterator[AsyncSession]:

@@ -19,9 +19,19 @@ from sqlalchemy.orm import (
     with_loader_criteria,
 )
 
-from loraplex.platform.db.models import Base, Tenant, TenantOwned
+from loraplex.platform.db.models import (
+    Adapter,
+    AdapterShare,
+    AdapterVersion,
+    Alias,
+    Base,
+    ImageVariant,
+    Tenant,
+    TenantOwned,
+)
 
-TENANT, READ_ONLY = "tenant_id", "read_only"  # keys of a session's info
+TENANT, READ_ONLY, RENAMED = "tenant_id", "read_only", "renamed"  # keys of a session's info
+NAMING = (Tenant, Adapter, AdapterVersion, ImageVariant, AdapterShare, Alias)  # what names mean
 
 
 class TenancyError(RuntimeError):
@@ -60,6 +70,8 @@ def _guard_flush(session: GuardedSession, _: UOWTransaction, __: object) -> None
     changed = [row for row in session.dirty if session.is_modified(row)]
     if session.read_only and (session.new or session.deleted or changed):
         raise TenancyError("this session only reads")
+    if any(isinstance(row, NAMING) for row in (*session.new, *changed, *session.deleted)):
+        session.info[RENAMED] = True
     if session.tenant_id is not None:
         _stamp(session.tenant_id, session.new)
         _check(session.tenant_id, (*session.new, *changed, *session.deleted))

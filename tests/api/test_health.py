@@ -276,6 +276,7 @@ def test_as_many_tenants_are_shown_as_the_operator_wants(most):
             "loraplex_tenant_requests_running": 5,
             "loraplex_tenant_requests_waiting": 4,
             "loraplex_tenant_kv_blocks": 3,
+            "loraplex_tenant_image_bytes": 0,
         }
 
 

@@ -18,7 +18,7 @@ from loraplex.platform.quotas import BOUNDS, TenantLimits
 pytestmark = pytest.mark.anyio
 
 POLICY = {"weight": 2.5, "max_running": 16, "kv_share": 0.5, "resident_bytes": 1 << 30}
-DEFAULT = {"weight": 1.0, "max_running": None, "kv_share": 1.0}
+DEFAULT = {"weight": 1.0, "max_running": None, "kv_share": 1.0, "resident_bytes": None}
 COUNTS = [name for name in BOUNDS if name not in ("weight", "kv_share")]
 
 
@@ -127,12 +127,12 @@ async def test_the_command_line_sets_shows_and_lifts_a_policy(world, monkeypatch
         monkeypatch.setattr(
             client_room, "connect", lambda *_: Api(httpx.Client(base_url=url, headers=headers))
         )
-        flags = ("--weight", "2.5", "--max-running", "16", "--kv-share", "0.5")
+        flags = [word for name, n in POLICY.items() for word in (_flag(name), str(n))]
         limits = {name: 1_000 + i for i, name in enumerate(COUNTS)}
         every = [word for name, n in limits.items() for word in (_flag(name), str(n))]
         made = json.loads(await run("create", "initech", *flags, "--json"))
         assert made.items() >= POLICY.items()
-        lifted = ("--weight", "1", "--max-running", "unlimited", "--kv-share", "1")
+        lifted = ["--weight", "1", "--max-running", "unlimited", "--kv-share", "1"]
         await run("limits", made["id"], *lifted)
         changed = json.loads(await run("limits", made["id"], *every, "--json"))
         assert changed.items() >= (limits | {"weight": 1}).items()

@@ -89,7 +89,7 @@ def test_uploads_go_on_after_the_server_was_killed(tmp_path: Path) -> None:
 
 def _ready(client: httpx.Client, upload: str) -> Any:
     shown = client.get(f"{PATH}/{upload}").json()
-    return shown if shown["state"] == "ready" else None
+    return shown if shown.get("state") == "ready" else None
 
 
 def _is_alive(pid: int) -> bool:
