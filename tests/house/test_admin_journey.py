@@ -167,6 +167,7 @@ def test_a_bad_adapter_is_refused_with_every_reason(page: Page, tmp_path: Path) 
     refused = page.locator(".notice.bad")
     expect(refused).to_contain_text("It was refused, for these reasons:")
     assert refused.locator("li").count() > 1
+    assert serious_faults(page) == []
     expect(page.locator("#job .badge")).to_have_text("refused")
     open_screen(page, "Adapters")
     expect(page.get_by_role("link", name="broken")).to_have_count(0)
@@ -193,6 +194,7 @@ def test_an_alias_moves_splits_is_promoted_and_rolls_back(page: Page) -> None:
     expect(card.locator("dd").first).to_have_text("1 for 80%")
     card.get_by_text("History").click()
     expect(card.locator("tbody tr")).to_have_count(4)
+    assert serious_faults(page) == []
 
 
 def test_a_stale_page_does_not_move_an_alias(page: Page, context: BrowserContext) -> None:
@@ -220,6 +222,7 @@ def test_a_key_is_made_used_rotated_and_revoked(served: Any, page: Page) -> None
     row = page.locator("tr", has_text="web shop")
     expect(row.get_by_text("active")).to_be_visible()
     assert old not in page.content()
+    assert serious_faults(page) == []
     row.get_by_label("stays valid for").select_option("3600")
     row.get_by_role("button", name="Rotate").click()
     new = page.locator("#secret").inner_text()
