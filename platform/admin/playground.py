@@ -88,6 +88,7 @@ async def ask_all(
     visit: Writing,
     prompt: Annotated[str, Form(max_length=20_000)],
     model: Annotated[list[str], Form()] = [],  # noqa: B006
+    more: Annotated[str, Form(max_length=500)] = "",
     system: Annotated[str, Form(max_length=20_000)] = "",
     max_tokens: Annotated[int, Form(ge=1, le=4096)] = 60,
     temperature: Annotated[float, Form(ge=0, le=2)] = 0.0,
@@ -98,8 +99,9 @@ async def ask_all(
     question = Question(
         model="", prompt=prompt, system=system, max_tokens=max_tokens, temperature=temperature
     )
+    others = [each.strip() for each in more.split(",") if each.strip()]
     answers = []
-    for each in model[:MAX_MODELS]:
+    for each in dict.fromkeys([*model, *others][:MAX_MODELS]):
         one = question.model_copy(update={"model": each})
         try:
             response = await _asked(request, ctx, visit, tenant, one, stream=False)
@@ -107,7 +109,7 @@ async def ask_all(
         except ApiError as error:
             answers.append(Answer(each, "", "", error.message))
     context = await _page(request, ctx, visit, tenant_id, model, question)
-    return page(replace(context, answers=tuple(answers)))
+    return page(replace(context, answers=tuple(answers), more=more))
 
 
 async def _asked(

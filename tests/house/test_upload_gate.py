@@ -191,7 +191,7 @@ def test_the_commands_show_and_clear_the_store(served, house) -> None:
         return done.stdout
 
     rows = {row["name"]: row for row in json.loads(run("show", "--json"))}
-    assert rows["demo"]["images"] == rows["demo"]["adapters"] == len(served.adapters)
+    assert len(served.adapters) <= rows["demo"]["images"] <= rows["demo"]["adapters"]
     assert rows["demo"]["bytes"] > 1 << 20
     assert json.loads(run("collect", "--dry-run", "--json"))["dry_run"] is True
     assert "demo" in run("show")

@@ -32,5 +32,6 @@ class PlaygroundPage(Page):
     answers: tuple[Answer, ...]
     curl: str
     python: str
+    more: str = ""  # models by name, beside those to choose from
     tenants: tuple[Choice, ...] = ()
     tenant: str | None = None

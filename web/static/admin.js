@@ -259,7 +259,8 @@ for (const form of all("form[data-playground]")) {
     running?.abort();
     running = new AbortController();
     stop.hidden = false;
-    const models = all("input[name=model]:checked", form).map((box) => box.value);
+    const more = form.elements.more.value.split(",").map((name) => name.trim()).filter(Boolean);
+    const models = [...new Set([...all("input[name=model]:checked", form).map((box) => box.value), ...more])];
     const answers = document.querySelector("[data-answers]");
     answers.replaceChildren();
     const { signal } = running;
