@@ -22,7 +22,7 @@ class PageRoute(APIRoute):
         """The answer to a request that failed; scripts of ours get JSON, as they ask for."""
         if isinstance(error, SignInFirst):
             return _to_sign_in(error, request)
-        if "text/html" not in request.headers.get("accept", "text/html"):
+        if "application/json" in request.headers.get("accept", ""):
             return JSONResponse(error.body, error.status, error.headers)
         visit: Visit | None = getattr(request.state, "visit", None)
         if visit is None and error.status == 403:
@@ -37,6 +37,6 @@ def _to_sign_in(error: SignInFirst, request: Request) -> Response:
     target = f"{SIGN_IN}?onward={error.onward}" if error.onward else SIGN_IN
     if "hx-request" in request.headers:
         return Response(status_code=401, headers={"hx-redirect": target})
-    if "text/html" not in request.headers.get("accept", "text/html"):
+    if "application/json" in request.headers.get("accept", ""):
         return JSONResponse(error.body, 401)
     return RedirectResponse(target, status_code=303)
