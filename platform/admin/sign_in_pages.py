@@ -5,6 +5,7 @@ Knows the forms and the cookie; refuses to know why a name and password were not
 
 import time
 from importlib.metadata import version
+from math import ceil
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Form, Request
@@ -43,14 +44,15 @@ async def sign_in_(
     throttles, now = ctx.throttle, time.monotonic()
     whom = (f"name {name}", f"address {request.client.host if request.client else ''}")
     if wait := max(throttles.wait_s(who, now) for who in whom):
-        return _refused(name, onward, f"Too many tries. Wait {wait:.0f} s and try again.")
+        return _refused(name, onward, f"Too many tries. Wait {ceil(wait)} s and try again.")
+    for who in whom:  # counted before the check, so that tries at once are counted too
+        throttles.failed(who, now)
     user = await sign_in.verify(ctx.db, name, password)
     invited = user is None and (user := await _redeem(ctx, name, password)) is not None
     if user is None:
-        for who in whom:
-            throttles.failed(who, now)
         return _refused(name, onward, WRONG)
-    throttles.succeeded(whom[0])
+    for who in whom:
+        throttles.succeeded(who)
     response = go("/admin/password" if invited else _ours(onward) or PATH)
     keep(response, await open_session(ctx.db, user.id), secure=request.url.scheme == "https")
     return response
