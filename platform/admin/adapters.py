@@ -7,6 +7,7 @@ refuses to know how an alias moves.
 from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Final, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
@@ -64,7 +65,7 @@ async def show_adapters(
     whose = visit.tenant_id or tenant_id or None
     async with ctx.db.read(visit.tenant_id) as session:
         found = await find_adapters(session, whose, query, after or None, resident(ctx))
-    there = f"{PATH}/adapters?query={query}&tenant_id={tenant_id}"
+    there = f"{PATH}/adapters?{urlencode({'query': query, 'tenant_id': tenant_id})}"
     part = "hx-request" in request.headers
     context = (AdapterRows if part else AdaptersPage)(
         shell=shell(request, visit, "Adapters"),

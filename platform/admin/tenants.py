@@ -6,6 +6,7 @@ Knows forms; refuses to know how limits are held.
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Form, Query, Request
 from pydantic import ValidationError
@@ -111,7 +112,7 @@ async def _list(
         shown = tenants[:PAGE]
         today = await _tokens_today(session, [each.id for each in shown])
     services = {each.tenant: each for each in ctx.engine.stats.tenants}
-    there = f"{PATH}/tenants?query={query}"
+    there = f"{PATH}/tenants?{urlencode({'query': query})}"
     more = len(tenants) > PAGE
     return TenantsPage(
         shell=shell(request, visit, "Tenants"),
