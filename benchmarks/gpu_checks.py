@@ -5,6 +5,7 @@ fp32. And bits: a row alone is the row in company, and a graph's step is the ste
 """
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from gpu_model import (
 from torch import Tensor
 
 from loraplex.engine.batch import Batch, Segment, Span
+from loraplex.engine.draw import Draw, Drawer
 from loraplex.engine.executor import TorchExecutor
+from loraplex.engine.gpu.choices import Choices
 from loraplex.engine.gpu.executor import GpuExecutor
 from loraplex.engine.gpu.graphs import NoGraphs
 from loraplex.engine.gpu.linear import TiledLinears
@@ -27,12 +30,17 @@ from loraplex.engine.gpu.step_layout import Limits
 from loraplex.engine.model.adapter import projection_sizes
 from loraplex.engine.model.config import ModelConfig
 from loraplex.engine.model.decoder import Decoder
-from loraplex.engine.outcome import outcome_of
+from loraplex.engine.outcome import Outcome, outcome_of
+from loraplex.kernels.triton.sampling import row_peaks
 
 TOLERANCE = 8e-3  # of an error's norm, relative; bf16 has 8 bits
 TOLERANCE_OF_STEP = 4e-2  # all operators of two layers one after the other
 KINDS = ("bf16", "int8", "fp32")
 
+DRAWN = [
+    SimpleNamespace(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
+    for top_k, top_p, min_p in ((0, 1.0, 0.0), (20, 1.0, 0.0), (0, 0.9, 0.0), (30, 0.95, 0.01))
+]
 IMAGE_ROOM = 1 << 27  # bytes
 
 
@@ -45,6 +53,7 @@ def check(device: str) -> tuple[dict[str, float], list[str]]:
             errors[f"{name} {operator}"] = error
         for what, differs in different_bits(gpu, config):
             errors[f"{name} {what}"] = differs
+        errors[f"{name} draws"] = different_draws(config, device)
     for what, error in errors.items():
         print(f"{what}: {error:.1e}", flush=True)
     wrong = [
@@ -151,7 +160,7 @@ def fill_caches(plain: TorchExecutor, gpu: GpuExecutor) -> None:
     """The same keys and values of earlier tokens in both caches."""
     values = torch.randn(plain._cache.data.shape, generator=torch.Generator().manual_seed(1))
     plain._cache.data.copy_(values.bfloat16())
-    gpu._cache.copy_(values.bfloat16())
+    gpu._kv[0].copy_(values.bfloat16())
 
 
 def different_bits(gpu: GpuExecutor, config: ModelConfig) -> Iterator[tuple[str, float]]:
@@ -166,6 +175,21 @@ def different_bits(gpu: GpuExecutor, config: ModelConfig) -> Iterator[tuple[str,
     for number in (0, 2):  # of the base, of an image
         alone = gpu.execute(only(batch, number)).logits
         yield f"company of row {number}", unequal(alone[0], together[number])
+
+
+def different_draws(config: ModelConfig, device: str) -> float:
+    """Share of rows for which the device draws another token than the host, from equal logits."""
+    logits = torch.randn(32, config.vocab_size, generator=torch.Generator().manual_seed(3)) * 3
+    on_device = logits.to(device)
+    outcome = Outcome(on_device, *row_peaks(on_device))
+    draws = [Draw(DRAWN[row % len(DRAWN)], row / 32) for row in range(32)]
+    found = Choices(32, on_device.device).choose(outcome, draws).result()
+    drawer = Drawer(config.vocab_size)
+    expected = [
+        drawer.draw(row.numpy(), float(row.max()), *draw)
+        for row, draw in zip(logits, draws, strict=True)
+    ]
+    return sum(a != b for a, b in zip(found, expected, strict=True)) / 32
 
 
 def only(batch: Batch, number: int) -> Batch:

@@ -7,10 +7,12 @@ without waiting for its results in between.
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from gpu_model import (
     BLOCK_SIZE,
@@ -23,6 +25,7 @@ from gpu_model import (
 )
 
 from loraplex.engine.batch import Batch
+from loraplex.engine.draw import Draw
 from loraplex.engine.gpu.executor import GpuExecutor
 from loraplex.engine.gpu.graphs import NoGraphs
 from loraplex.engine.gpu.linear import TiledLinears
@@ -32,6 +35,7 @@ from loraplex.engine.model.config import ModelConfig
 from loraplex.engine.model.decoder import Decoder
 
 Results = dict[str, Any]
+DRAWN = SimpleNamespace(temperature=0.8, top_k=50, top_p=0.95, min_p=0.0)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ def measure(work: Work) -> Results:
         "operators": operators(executor, work, copy),
         "prefill": prefill(executor, work),
         "decode": decode(executor, work),
+        "choices": choices(executor, work),
     }
 
 
@@ -176,6 +181,37 @@ def decode(executor: GpuExecutor, work: Work) -> Results:
                 print(f"decode {name}: {rows / seconds:.0f} tokens/s", flush=True)
     executor.graphs = graphs
     return found
+
+
+def choices(executor: GpuExecutor, work: Work) -> Results:
+    """Tokens per second when the device chooses and the host reads each token."""
+    found = {}
+    for way, draw in (("likeliest", None), ("drawn", Draw(DRAWN, 0.5))):
+        for rows in work.rows:
+            batch, draws = decode_batch(work, rows, 0), [draw] * rows
+            batch = replace(batch, token_ids=-1 - np.arange(rows, dtype=np.int32))
+            run_steps(executor, batch, draws, 1, ahead=False)
+            for order in ("in turn", "ahead"):
+                started = time.perf_counter()
+                run_steps(executor, batch, draws, work.repeats, ahead=order == "ahead")
+                rate = rows * work.repeats / (time.perf_counter() - started)
+                found[f"{rows} rows, {way}, {order}"] = round(rate, 1)
+                print(f"choices {rows} rows, {way}, {order}: {rate:.0f} tokens/s", flush=True)
+    return found
+
+
+def run_steps(
+    executor: GpuExecutor, batch: Batch, draws: Sequence[Draw | None], steps: int, *, ahead: bool
+) -> None:
+    """Run steps on the tokens of the one before, which are read before the launch or after it."""
+    flight = executor.launch(batch, draws)
+    for _ in range(steps - 1):
+        if not ahead:
+            flight.result()
+        flight, before = executor.launch(batch, draws), flight
+        if ahead:
+            before.result()
+    flight.result()
 
 
 def prefill(executor: GpuExecutor, work: Work) -> Results:

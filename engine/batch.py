@@ -19,12 +19,14 @@ Ints = NDArray[np.int32]
 class Tokens(Protocol):
     """What is needed of a sequence: its tokens, drafts that follow them, and where its KV lies.
 
-    `image` is its adapter's; tokens before `adapter_start` run on the bare base, and all of them
-    when it is None.
+    Without drafts the token that follows is one that a device has chosen and that nobody has read:
+    `fed` stands for it. `image` is its adapter's; tokens before `adapter_start` run on the bare
+    base, and all of them when it is None.
     """
 
     token_ids: list[int]
     drafts: list[int]
+    fed: int
     block_table: list[int]
     adapter_start: int | None
 
@@ -74,7 +76,8 @@ class Span(NamedTuple):
 class Batch:
     """A step. Spans are in row order; segments are sorted and disjoint.
 
-    A segment may begin inside a span, and an image may have several.
+    A segment may begin inside a span, and an image may have several. The token id -1 - r stands for
+    what row r of the wanted rows of the step launched before chooses.
     """
 
     token_ids: Ints  # [T]
@@ -100,7 +103,7 @@ def build(scheduled: Sequences[P], block_size: int) -> tuple[Batch, list[P]]:
         known = part.sequence.token_ids
         token_ids += known[part.start : context]
         if context > len(known):
-            token_ids += part.sequence.drafts[: context - len(known)]
+            token_ids += part.sequence.drafts[: context - len(known)] or [part.sequence.fed]
         positions += range(part.start, context)
         spans.append(Span(begin, len(token_ids), context))
         wanted += range(len(token_ids) - part.wanted, len(token_ids))

@@ -107,9 +107,9 @@ class BlockTables:
         sequence.host_slots = []
         self.release(sequence)
 
-    def store(self, sequence: Sequence) -> None:
-        """Let the blocks that the sequence has filled be found by others."""
-        full = sequence.computed // self._size
+    def store(self, sequence: Sequence, computed: int) -> None:
+        """Let the blocks that the sequence's first `computed` tokens fill be found by others."""
+        full = min(computed // self._size, len(sequence.block_table))
         if sequence.stored < full and sequence.chain is not None:
             extend_hashes(sequence.hashes, sequence.token_ids, sequence.chain, self._size)
             for i in range(sequence.stored, full):

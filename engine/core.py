@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from loraplex.engine.ahead import remaining
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.costs import Costs
 from loraplex.engine.executor import Executor
@@ -33,13 +34,14 @@ from loraplex.engine.protocol import (
     Ready,
     Stats,
 )
+from loraplex.engine.reader import extend, why_no_token
+from loraplex.engine.ready import ready
 from loraplex.engine.residency import Residency
-from loraplex.engine.sampler import Choice
 from loraplex.engine.scheduler import Limits, Scheduler
 from loraplex.engine.searching import advance, lacks_room
-from loraplex.engine.sequence import Request, Sequence, finish_reason, finished, from_request
+from loraplex.engine.sequence import Request, Sequence, finished, from_request
 from loraplex.engine.settings import EngineSettings
-from loraplex.engine.stepper import Reading, Stepper
+from loraplex.engine.stepper import Flight, Reading, Stepper
 from loraplex.engine.validate import refusal
 
 log = logging.getLogger(__name__)
@@ -82,7 +84,8 @@ class Engine:
         )
         self._share = MemoryShare(executor, self._pool, residency, scheduler, boundary)
         self._intake = Intake(residency, guides, scheduler, manifest.fingerprint, wake)
-        self._stepper = Stepper(executor, scheduler, guides, costs)
+        self._stepper = Stepper(executor, scheduler, guides, costs, settings, self._model_len)
+        self._flight: Flight | None = None  # its tokens are not read yet
         self._requests: dict[str, Request] = {}
         self._outbox: list[Event] = []
         self._meter = Meter()
@@ -91,7 +94,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` would do something without a new request or what threads prepare."""
         runnable = self._scheduler.waiting or self._scheduler.running
-        return bool(self._outbox or runnable or self._intake.images_changed)
+        return bool(self._outbox or runnable or self._flight or self._intake.images_changed)
 
     def add(self, message: Generate) -> None:
         """Take a request; one that is refused has its `Failed` in what `step` returns next.
@@ -139,15 +142,13 @@ class Engine:
             self._fail(request, code, message)
 
     def step(self) -> list[Event]:
-        """Run one batch, if there is one, and return what happened since the last step."""
+        """Run or launch one batch, if there is one; return what happened since the last step."""
         for refused in self._intake.settle():
             self._fail(*refused)
         if self._share.balance():
             self._intake.images_changed = True
         guess(self._scheduler.running, self._settings.speculative_tokens, self._model_len)
-        plan = self._scheduler.schedule()
-        if plan.scheduled or plan.preempted:
-            self._run(plan)
+        self._advance(self._scheduler.schedule())
         return self.take_events()
 
     def take_events(self) -> list[Event]:
@@ -161,20 +162,7 @@ class Engine:
 
     def describe(self, epoch: str) -> Ready:
         """Who this engine is, in the life of the process that `epoch` names."""
-        executor = self._executor
-        return Ready(
-            epoch,
-            base=self._manifest.fingerprint,
-            max_model_len=self._model_len,
-            max_num_seqs=self._settings.max_num_seqs,
-            kv_capacity_tokens=self._pool.limit * executor.block_size,
-            executor=executor.name,
-            device=executor.device,
-            dtype=executor.dtype,
-            weight_bytes=executor.weight_bytes,
-            memory_bytes=executor.memory_bytes,
-            block_bytes=executor.block_bytes,
-        )
+        return ready(epoch, self._executor, self._settings, self._manifest, self._pool.limit)
 
     def stats(self) -> Stats:
         """What was done so far, and how things are now."""
@@ -192,20 +180,57 @@ class Engine:
         self._requests[message.request_id] = sequence.request
         self._intake.add(sequence, message)
 
-    def _run(self, plan: Plan) -> None:
-        _mark_scheduled(plan)
+    def _advance(self, plan: Plan) -> None:
+        """Launch a plan before the flight before it lands, or run it after."""
+        flight, self._flight = self._flight, None
+        if self._stepper.may_launch(plan):
+            self._attempt(self._launch, plan)
+            self._land(flight)
+            return
+        if flight is not None:
+            self._land(flight)
+            plan = remaining(plan, self._lives)
+        if plan.scheduled or plan.preempted:
+            self._attempt(self._run, plan)
+
+    def _attempt(self, do: Callable[[Plan], None], plan: Plan) -> None:
+        """Count a step and do it; when it breaks, its requests end."""
+        plan.mark(time.monotonic())
         self._meter.count_step(plan)
         try:
-            readings = self._stepper.run(plan)
-            for reading in readings:
-                self._take(reading)
-            for request in {p.sequence.request for p in plan.scheduled if p.sequence.tops}:
-                self._search(request)
+            do(plan)
         except Exception:
-            log.exception("a step failed; its %d requests end", len(plan.scheduled))
-            touched = [part.sequence for part in plan.scheduled] + list(plan.preempted)
-            for request in {sequence.request for sequence in touched}:
-                self._fail(request, "internal", "the engine failed to compute this request")
+            self._give_up(plan)
+
+    def _give_up(self, plan: Plan) -> None:
+        log.exception("a step failed; its %d requests end", len(plan.scheduled))
+        touched = [part.sequence for part in plan.scheduled] + list(plan.preempted)
+        for request in {sequence.request for sequence in touched}:
+            self._fail(request, "internal", "the engine failed to compute this request")
+
+    def _launch(self, plan: Plan) -> None:
+        self._flight = self._stepper.launch(plan)
+
+    def _run(self, plan: Plan) -> None:
+        for reading in self._stepper.run(plan):
+            self._take(reading)
+        for request in {p.sequence.request for p in plan.scheduled if p.sequence.tops}:
+            self._search(request)
+
+    def _land(self, flight: Flight | None) -> None:
+        """Take what a flight chose for the sequences that have not ended meanwhile."""
+        if flight is None:
+            return
+        try:
+            for reading in self._stepper.land(flight):
+                if self._lives(reading.sequence):
+                    self._take(reading)
+        except Exception:
+            self._give_up(flight.plan)
+
+    def _lives(self, sequence: Sequence) -> bool:
+        request = sequence.request
+        return self._requests.get(request.request_id) is request and sequence in request.alive
 
     def _take(self, reading: Reading) -> None:
         """Add chosen tokens to their sequence and tell of them."""
@@ -213,12 +238,14 @@ class Engine:
         if sequence.request.request_id not in self._requests:
             return  # another choice of it has just failed
         if len(choices) < len(reading.choices):
-            self._fail(sequence.request, *_why_no_token(sequence))
+            self._fail(sequence.request, *why_no_token(sequence))
             return
         self._meter.count_guesses(len(sequence.drafts), len(choices) - 1)
         sequence.drafts = []
-        told, reason = self._append(sequence, choices)
-        self._scheduler.commit(sequence, min(reading.computed, len(sequence.token_ids)))
+        eos = self._manifest.eos_token_ids
+        told, reason = extend(sequence, choices, eos, self._model_len)
+        if reading.computed is not None:
+            self._scheduler.commit(sequence, min(reading.computed, len(sequence.token_ids)))
         tokens = tuple(choice.token_id for choice in told)
         logprobs = tuple(choice.logprob for choice in told if choice.logprob is not None)
         self._tell(sequence.request, tokens)
@@ -226,19 +253,6 @@ class Engine:
         self._outbox.append(Chunk(name, tokens, logprobs, index, reason))
         if reason is not None:
             self._end_choice(sequence, reason)
-
-    def _append(
-        self, sequence: Sequence, choices: list[Choice]
-    ) -> tuple[list[Choice], FinishReason | None]:
-        """Add tokens until one ends the sequence; those that were added, and why it ends."""
-        for count, choice in enumerate(choices, 1):
-            sequence.token_ids.append(choice.token_id)
-            if sequence.matcher is not None:
-                sequence.matcher.consume(choice.token_id)
-            reason = finish_reason(sequence, self._manifest.eos_token_ids, self._model_len)
-            if reason is not None:
-                return choices[:count], reason
-        return choices, None
 
     def _search(self, request: Request) -> None:
         """Let a beam search choose, once all its beams have run, and tell of it at its end."""
@@ -290,16 +304,3 @@ class Engine:
             self._scheduler.remove(sequence)
         self._intake.release(request)
         self._outbox.append(event)
-
-
-def _why_no_token(sequence: Sequence) -> tuple[FailureCode, str]:
-    if sequence.matcher is not None and sequence.matcher.error is not None:
-        return "invalid_request", f"the guide cannot be followed: {sequence.matcher.error}"
-    return "internal", "the model's output is not finite; the adapter's weights may be too large"
-
-
-def _mark_scheduled(plan: Plan) -> None:
-    now = time.monotonic()
-    for part in plan.scheduled:
-        if part.sequence.request.scheduled is None:
-            part.sequence.request.scheduled = now

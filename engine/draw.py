@@ -8,11 +8,10 @@ comes from.
 """
 
 import math
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from loraplex.engine.protocol import Sampling
 
 BLOCK = 256  # tokens that are summed together, or whose highest logit is looked at
 LIKELY = 2048  # tokens with this part of what top-p leaves out are looked at first
@@ -20,6 +19,30 @@ HOTTEST = 1e30  # temperatures above are as good as this, whose inverse is still
 
 Floats = NDArray[np.float32]
 Tokens = NDArray[np.intp]
+
+
+class Limits(Protocol):
+    """Within what a row draws; `top_k` is 0 for no limit, others are 1 and 0."""
+
+    @property
+    def temperature(self) -> float: ...  # noqa: D102
+
+    @property
+    def top_k(self) -> int: ...  # noqa: D102
+
+    @property
+    def top_p(self) -> float: ...  # noqa: D102
+
+    @property
+    def min_p(self) -> float: ...  # noqa: D102
+
+
+class Draw(NamedTuple):
+    """How a row draws: within which limits, and with which `share`, in [0, 1)."""
+
+    sampling: Limits
+    share: float
+
 
 _LOWEST = np.finfo(np.float32).min  # above that of a token which may not come
 
@@ -31,7 +54,7 @@ class Drawer:
         self._blocks = np.zeros((-(-vocabulary // BLOCK), BLOCK), np.float32)
         self._weights = self._blocks.reshape(-1)[:vocabulary]  # zeros follow it
 
-    def draw(self, logits: Floats, peak: float, sampling: Sampling, share: float) -> int:
+    def draw(self, logits: Floats, peak: float, sampling: Limits, share: float) -> int:
         """The token where the running sum of what the limits keep passes `share`, in [0, 1).
 
         `logits` is `[vocabulary]`; it may hold -inf. `peak`, finite, is the highest.
@@ -48,7 +71,7 @@ class Drawer:
         return int(tokens[_draw_within(weights[tokens], whole, sampling, share)])
 
 
-def _kept_by_logit(logits: Floats, peak: float, sampling: Sampling) -> Tokens | None:
+def _kept_by_logit(logits: Floats, peak: float, sampling: Limits) -> Tokens | None:
     """Tokens in their order among which are all that the limits keep; None for all there are.
 
     With top-k they are the `top_k` likeliest and those as likely as the last of them.
@@ -76,7 +99,7 @@ def _nth(values: Floats, n: int) -> np.float32:
     return np.float32(np.partition(values, place)[place])
 
 
-def _weigh(logits: Floats, peak: float, sampling: Sampling, out: Floats | None) -> Floats:
+def _weigh(logits: Floats, peak: float, sampling: Limits, out: Floats | None) -> Floats:
     factor = np.float32(1 / min(sampling.temperature, HOTTEST))
     weights: Floats = np.subtract(logits, np.float32(peak), out=out)
     np.exp(np.multiply(weights, factor, out=weights), out=weights)
@@ -92,7 +115,7 @@ def _draw_from_all(blocks: Floats, share: float) -> int:
     return block * BLOCK + _place(np.cumsum(blocks[block], dtype=np.float64), rest)
 
 
-def _draw_within(kept: Floats, whole: float, sampling: Sampling, share: float) -> int:
+def _draw_within(kept: Floats, whole: float, sampling: Limits, share: float) -> int:
     """The place drawn of `kept`, which holds all that top-p and min-p keep of a mass `whole`."""
     kept[kept < _floor(kept, whole, sampling)] = 0
     return _place(np.cumsum(kept, dtype=np.float64), share)
@@ -104,7 +127,7 @@ def _place(sums: NDArray[np.float64], share: float) -> int:
     return place if place < len(sums) else int(np.searchsorted(sums, sums[-1]))
 
 
-def _candidates(weights: Floats, whole: float, sampling: Sampling) -> Tokens:
+def _candidates(weights: Floats, whole: float, sampling: Limits) -> Tokens:
     """Tokens in their order, among which are all that top-p and min-p keep."""
     others = (1 - sampling.top_p) * whole
     likely = np.flatnonzero(weights >= max(sampling.min_p, others / LIKELY))
@@ -114,7 +137,7 @@ def _candidates(weights: Floats, whole: float, sampling: Sampling) -> Tokens:
     return np.flatnonzero(weights >= max(sampling.min_p, others / len(weights) / 2))
 
 
-def _floor(kept: Floats, whole: float, sampling: Sampling) -> float:
+def _floor(kept: Floats, whole: float, sampling: Limits) -> float:
     """The least weight that the limits keep, of `kept`, which holds all that are as large.
 
     Of top-p it is that of the last token of the shortest prefix, likeliest first, which has `top_p`

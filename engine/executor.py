@@ -7,7 +7,7 @@ refuses to know requests, sampling and where images come from.
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loraplex.engine.batch import Batch
+from loraplex.engine.draw import Draw
 from loraplex.engine.images import ImageHeader
 from loraplex.engine.model.adapter import (
     Adapter,
@@ -26,7 +27,7 @@ from loraplex.engine.model.decoder import Decoder
 from loraplex.engine.model.operators import ReferenceOperators, Step
 from loraplex.engine.outcome import Outcome, outcome_of
 from loraplex.kernels.attention_plan import AttentionPlan, Context, plan_attention
-from loraplex.kernels.kv_cache import KVCache, copy_blocks, token_blocks
+from loraplex.kernels.kv_cache import KVCache, token_blocks
 from loraplex.kernels.sgmv import Segment
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -92,10 +93,34 @@ class Executor(Protocol):
         ...
 
 
+class Pending(Protocol):
+    """The tokens of a launched step, which may still be running."""
+
+    def result(self) -> list[int | None]:
+        """The token of each wanted row, None where its logits are not finite; waits for them."""
+        ...
+
+
+@runtime_checkable
+class AsyncExecutor(Executor, Protocol):
+    """An executor whose device does what it is given in order, while the host goes on.
+
+    What an `Executor` is told to do, to blocks and images too, comes after the steps launched.
+    """
+
+    def launch(self, batch: Batch, draws: Sequence[Draw | None]) -> Pending:
+        """Begin a step whose tokens the device chooses: each wanted row by a draw or the likeliest.
+
+        The batch may hold tokens of the step launched before. Only the newest two may be pending.
+        """
+        ...
+
+
 class TorchExecutor:
     """The reference executor: a decoder, its KV cache and images, each of which has its own memory.
 
-    The region of `memory_bytes` is bookkeeping alone: it bounds what they take together.
+    The region of `memory_bytes` is bookkeeping alone: it bounds what they take together. KV is kept
+    in the computation's dtype unless `kv_dtype` is given.
     """
 
     name = "torch"
@@ -109,21 +134,16 @@ class TorchExecutor:
         memory_bytes: int,
         swap_slots: int = 0,
         weight_bytes: int = 0,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        config = decoder.config
         self.block_size, self.num_blocks = block_size, num_blocks
         self.memory_bytes, self.swap_slots = memory_bytes, swap_slots
         self.weight_bytes = weight_bytes
         self.device, self.dtype = "cpu", str(decoder.dtype).removeprefix("torch.")
         self._decoder = decoder
-        self._cache, self._host = (
-            KVCache(
-                count, config.num_layers, config.num_kv_heads, block_size, config.head_dim,
-                decoder.dtype,
-            )
-            for count in (num_blocks, swap_slots)
-        )  # fmt: skip
-        self.block_bytes = self._cache.block_bytes
+        layout = decoder.kv_layout(block_size, kv_dtype)
+        self._cache, self._host = (KVCache(count, layout) for count in (num_blocks, swap_slots))
+        self.block_bytes = layout.block_bytes
         self._images: dict[str, Adapter] = {}
         self._image_bytes = 0
         self._blocks = 0
@@ -159,15 +179,15 @@ class TorchExecutor:
 
     def copy_blocks(self, pairs: Pairs) -> None:
         """See `Executor`."""
-        copy_blocks(self._cache.data, self._cache.data, pairs)
+        self._cache.take(self._cache, pairs)
 
     def swap_out(self, pairs: Pairs) -> None:
         """See `Executor`."""
-        copy_blocks(self._cache.data, self._host.data, pairs)
+        self._host.take(self._cache, pairs)
 
     def swap_in(self, pairs: Pairs) -> None:
         """See `Executor`."""
-        copy_blocks(self._host.data, self._cache.data, pairs)
+        self._cache.take(self._host, pairs)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Outcome:

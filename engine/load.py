@@ -76,7 +76,7 @@ def load_native(
         stored_bf16=are_bf16(directory),
         multiplies_bf16=library.has_bf16,
     )
-    settings.check_kv_dtype(str(precision.dtype).removeprefix("torch."), "native")
+    settings.choose_kv_dtype("native", str(precision.dtype).removeprefix("torch."))
     weights = Checkpoint(directory)
     base = pack_base(weights, config, precision, library, length, team.threads)
     base.struct.block_size = settings.block_size
@@ -100,11 +100,10 @@ def load_torch(directory: Path, config: ModelConfig, settings: EngineSettings) -
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     name = "float32" if settings.dtype == "auto" else settings.dtype
-    settings.check_kv_dtype(name, "torch")
-    dtype = DTYPES[name]
+    kv_dtype = getattr(torch, settings.choose_kv_dtype("torch", name, "int8"))
     length = _length(config, settings)
-    decoder = load_decoder(directory, config, dtype, length)
-    block_bytes = settings.block_size * 2 * config.num_layers * config.kv_size * dtype.itemsize
+    decoder = load_decoder(directory, config, DTYPES[name], length)
+    block_bytes = decoder.kv_layout(settings.block_size, kv_dtype).block_bytes
     sizes = _divide_host(settings, block_bytes, length, fp32_bytes(config))
     return TorchExecutor(
         decoder,
@@ -113,6 +112,7 @@ def load_torch(directory: Path, config: ModelConfig, settings: EngineSettings) -
         memory_bytes=sizes.memory_bytes,
         swap_slots=sizes.swap_slots,
         weight_bytes=fp32_bytes(config),
+        kv_dtype=kv_dtype,
     )
 
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from loraplex.engine.base_weights import BaseWeights
 from loraplex.engine.float_arrays import Floats, ServedRows, read_floats, serve_rows, widen
-from loraplex.engine.images import PROJECTIONS, BaseManifest, ImageBuilder, ImageDtype, SliceData
+from loraplex.engine.image_builder import ImageBuilder, SliceData
+from loraplex.engine.images import PROJECTIONS, BaseManifest, ImageDtype
 from loraplex.engine.peft_format import LoraModule
 from loraplex.engine.reasons import Findings
 from loraplex.engine.safetensors_header import Tensor

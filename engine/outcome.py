@@ -5,10 +5,16 @@ while it writes the logits spares a pass over them. This file knows logits; it r
 requests and how a token is chosen.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from loraplex.engine.draw import Draw
+
+# Of an outcome's rows the tokens, by draws or (None) the likeliest; None where NaN is the peak.
+DrawRows = Callable[["Outcome", Sequence[Draw | None]], list[int | None]]
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,7 @@ class Outcome:
     logits: Tensor  # fp32 [W, vocabulary]
     likeliest: Tensor  # int64 [W], the first token with the highest logit
     peak: Tensor  # fp32 [W], that logit; NaN where a logit of the row is not finite
+    draw: DrawRows | None = None  # for rows of this device; without one the host draws
 
 
 def outcome_of(logits: Tensor) -> Outcome:

@@ -39,6 +39,12 @@ class Plan:
     copies: Pairs = ()  # (block, block), one after the other
     swap_in: Pairs = ()  # (host slot, block)
 
+    def mark(self, now: float) -> None:
+        """Note with the requests that run for the first time when that was."""
+        for part in self.scheduled:
+            if part.sequence.request.scheduled is None:
+                part.sequence.request.scheduled = now
+
 
 @dataclass
 class Draft:

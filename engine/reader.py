@@ -14,9 +14,9 @@ import torch
 from loraplex.engine.logprobs import prompt_logprobs
 from loraplex.engine.outcome import Outcome
 from loraplex.engine.plan import Scheduled
-from loraplex.engine.protocol import TokenLogprob
+from loraplex.engine.protocol import FailureCode, FinishReason, TokenLogprob
 from loraplex.engine.sampler import Choice, Row, sample
-from loraplex.engine.sequence import Sequence
+from loraplex.engine.sequence import Sequence, finish_reason
 
 
 class Wanted(NamedTuple):
@@ -82,11 +82,33 @@ def accept(choices: list[Choice | None], guesses: list[int]) -> list[Choice | No
     return choices
 
 
+def extend(
+    sequence: Sequence, choices: Rows[Choice], eos_token_ids: tuple[int, ...], model_len: int
+) -> tuple[Rows[Choice], FinishReason | None]:
+    """Add tokens until one ends the sequence; those that were added, and why it ends."""
+    for count, choice in enumerate(choices, 1):
+        sequence.token_ids.append(choice.token_id)
+        if sequence.matcher is not None:
+            sequence.matcher.consume(choice.token_id)
+        reason = finish_reason(sequence, eos_token_ids, model_len)
+        if reason is not None:
+            return choices[:count], reason
+    return choices, None
+
+
+def why_no_token(sequence: Sequence) -> tuple[FailureCode, str]:
+    """What to tell of a sequence for which none could be chosen."""
+    if sequence.matcher is not None and sequence.matcher.error is not None:
+        return "invalid_request", f"the guide cannot be followed: {sequence.matcher.error}"
+    return "internal", "the model's output is not finite; the adapter's weights may be too large"
+
+
 def _select(outcome: Outcome, index: list[int]) -> Outcome:
     if index == list(range(len(outcome.likeliest))):
         return outcome
     rows = torch.tensor(index, device=outcome.logits.device)
-    return Outcome(*(part.index_select(0, rows) for part in _parts(outcome)))
+    logits, likeliest, peak = (part.index_select(0, rows) for part in _parts(outcome))
+    return Outcome(logits, likeliest, peak, outcome.draw)
 
 
 def _parts(outcome: Outcome) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,8 +10,9 @@ top-k, top-p over what top-k left, min-p. Tokens as likely as the last one that 
 kept too. Reported log-probabilities are the model's own, before any of this.
 
 A greedy row without penalties and mask takes the token that the executor found and its logits are
-not read. The others take turns in memory that fits a core's cache, half of them on a second thread:
-the model's threads have nothing to do meanwhile.
+not read; nor are those of other rows without them where the outcome's device draws. The others take
+turns in memory that fits a core's cache, half of them on a second thread: the model's threads have
+nothing to do meanwhile.
 """
 
 import math
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loraplex.engine.draw import Drawer, Floats
+from loraplex.engine.draw import Draw, Drawer, Floats
 from loraplex.engine.logprobs import prompt_logprobs
 from loraplex.engine.outcome import Outcome
 from loraplex.engine.philox import uniform
@@ -70,11 +71,13 @@ def sample(outcome: Outcome, rows: Sequence[Row]) -> list[Choice | None]:
     choose from: its choice is None.
     """
     peaks = outcome.peak.tolist()
-    tokens = [
-        token if math.isfinite(peak) else None
-        for token, peak in zip(outcome.likeliest.tolist(), peaks, strict=True)
-    ]
-    work = [i for i, row in enumerate(rows) if tokens[i] is not None and not _is_plain(row)]
+    if outcome.draw is None:
+        tokens = _likeliest(outcome, peaks)
+        is_chosen = _is_plain
+    else:
+        tokens = outcome.draw(outcome, [_draw(row) for row in rows])
+        is_chosen = _is_unadjusted
+    work = [i for i, row in enumerate(rows) if tokens[i] is not None and not is_chosen(row)]
     logits = _on_host(outcome.logits, work)
     tasks = [_Task(rows[i], logits[i], peaks[i]) for i in work]
     for i, token in zip(work, _choose_all(tasks), strict=True):
@@ -85,24 +88,49 @@ def sample(outcome: Outcome, rows: Sequence[Row]) -> list[Choice | None]:
     ]
 
 
+def _likeliest(outcome: Outcome, peaks: list[float]) -> list[int | None]:
+    tokens = zip(outcome.likeliest.tolist(), peaks, strict=True)
+    return [token if math.isfinite(peak) else None for token, peak in tokens]
+
+
+def _draw(row: Row) -> Draw | None:
+    """How a device chooses the row's token, if it may: by a draw, or as the likeliest."""
+    if is_greedy(row.sampling) or _is_adjusted(row):
+        return None
+    return Draw(row.sampling, _share(row))
+
+
+def _share(row: Row) -> float:
+    return uniform(row.seed, len(row.token_ids) - row.prompt_len)
+
+
 def _logprob(logits: Tensor, token: int, sampling: Sampling) -> TokenLogprob | None:
     if sampling.logprobs is None:
         return None
     return prompt_logprobs(logits[None], [token], sampling.logprobs)[0]
 
 
-def _is_greedy(sampling: Sampling) -> bool:
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether the likeliest token is taken."""
     return sampling.temperature < GREEDY_BELOW
 
 
+def is_adjusted(sampling: Sampling) -> bool:
+    """Whether logits are changed before a token is chosen."""
+    penalties = sampling.presence_penalty or sampling.frequency_penalty
+    return bool(penalties or sampling.repetition_penalty != 1 or sampling.logit_bias)
+
+
 def _is_plain(row: Row) -> bool:
-    return _is_greedy(row.sampling) and not _is_adjusted(row)
+    return is_greedy(row.sampling) and not _is_adjusted(row)
+
+
+def _is_unadjusted(row: Row) -> bool:
+    return not _is_adjusted(row)
 
 
 def _is_adjusted(row: Row) -> bool:
-    s = row.sampling
-    penalties = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1
-    return bool(penalties or s.logit_bias or row.mask is not None)
+    return row.mask is not None or is_adjusted(row.sampling)
 
 
 def _on_host(logits: Tensor, wanted: list[int]) -> dict[int, Floats]:
@@ -140,10 +168,9 @@ def _choose(task: _Task, drawer: Drawer, spare: Floats) -> int | None:
         peak = float(logits[token])
         if not math.isfinite(peak):
             return None
-        if _is_greedy(row.sampling):
+        if is_greedy(row.sampling):
             return token
-    share = uniform(row.seed, len(row.token_ids) - row.prompt_len)
-    return drawer.draw(logits, peak, row.sampling, share)
+    return drawer.draw(logits, peak, row.sampling, _share(row))
 
 
 def _adjust(logits: Floats, row: Row) -> None:

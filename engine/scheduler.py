@@ -126,7 +126,14 @@ class Scheduler:
     def commit(self, sequence: Sequence, computed: int) -> None:
         """A step ran: the first `computed` of the sequence's tokens have KV."""
         sequence.computed = computed
-        self._tables.store(sequence)
+        self._tables.store(sequence, computed)
+
+    def store(self, sequence: Sequence, computed: int) -> None:
+        """The same of a step for which `sequence.computed` was set when it was launched.
+
+        A sequence that has lost its blocks since has nothing to store.
+        """
+        self._tables.store(sequence, computed)
 
     def renumber(self, moves: list[tuple[int, int]]) -> None:
         """Blocks have moved: those at each source are at its target now."""

@@ -64,6 +64,8 @@ class Sequence:
     slots: int = 1  # sequences that it will have become once its prompt is computed
     adapter_start: int | None = 0  # tokens before run on the bare base; None: all do
     drafts: list[int] = field(default_factory=list)  # guesses that follow `token_ids`
+    ahead: int = 0  # tokens after `token_ids` that a device has or will have and nobody has read
+    fed: int = 0  # what stands in a batch for the newest of these
     block_table: list[int] = field(default_factory=list)
     computed: int = 0  # leading tokens whose KV is in the blocks
     host_slots: list[int] = field(default_factory=list)  # where its blocks are when swapped out
@@ -106,8 +108,8 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens that are not computed yet, guesses among them."""
-        return len(self.token_ids) + len(self.drafts) - self.computed
+        """Tokens that are not computed yet, guesses and unread ones among them."""
+        return len(self.token_ids) + self.ahead + len(self.drafts) - self.computed
 
     @property
     def is_steered(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = (*DTYPES, "int8")
 QUANTIZATIONS = ("none", "int8", "int8-w8a8")
 EXTRA_WANTED = 64  # rows of a step whose logits are computed besides one of each sequence
 MOST_DRAFTS = 16
@@ -69,7 +70,11 @@ class EngineSettings:
         "bytes of that share for KV blocks alone (default: blocks and images share it by need)",
         "kv_cache_memory_bytes",
     )
-    kv_cache_dtype: str = _knob("auto", str, "dtype of the KV cache; auto: the computation's")
+    kv_cache_dtype: str = _knob(
+        "auto",
+        str,
+        "dtype of the KV cache; auto: the computation's, int8: about half of bf16's bytes",
+    )
     swap_space: float | None = _knob(
         None,
         float,
@@ -80,6 +85,9 @@ class EngineSettings:
     )
     speculative_tokens: int = _knob(
         0, int, "tokens to look up in the prompt and try in a step, where a request does not say"
+    )
+    async_scheduling: bool = _knob(
+        True, parse_switch, "on a GPU: plan a step while the one before it runs"
     )
     image_ttl_s: float | None = _knob(
         None, float, "seconds after which an idle image goes before younger ones (default: never)"
@@ -118,7 +126,7 @@ class EngineSettings:
         for name, choices in (
             ("dtype", DTYPES),
             ("quantization", QUANTIZATIONS),
-            ("kv_cache_dtype", DTYPES),
+            ("kv_cache_dtype", KV_DTYPES),
         ):
             if getattr(self, name) not in choices:
                 value = getattr(self, name)
@@ -135,13 +143,19 @@ class EngineSettings:
         """Most rows of a step whose logits are computed."""
         return self.max_num_seqs + EXTRA_WANTED
 
-    def check_kv_dtype(self, found: str, executor: str) -> None:
-        """Raise `SettingsError` unless `found`, the executor's KV dtype, is what was asked for."""
-        if self.kv_cache_dtype not in ("auto", found):
-            raise SettingsError(
-                f"kv_cache_dtype is {self.kv_cache_dtype}, but the {executor} executor keeps KV as"
-                f" {found}, its dtype: give auto or {found}, or set dtype to {self.kv_cache_dtype}"
-            )
+    def choose_kv_dtype(self, executor: str, own: str, *others: str) -> str:
+        """The KV dtype of an executor that computes in `own` and can keep KV as `others` too.
+
+        Raises `SettingsError` when it cannot keep it as was asked.
+        """
+        asked = own if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+        if asked in (own, *others):
+            return asked
+        also = f", or set dtype to {asked}" if asked in DTYPES else ""
+        raise SettingsError(
+            f"kv_cache_dtype is {asked}, but the {executor} executor keeps KV as"
+            f" {' or '.join((own, *others))}: give {', '.join(('auto', own, *others))}{also}"
+        )
 
     def fit_model_len(self, base_len: int, capacity_tokens: int) -> int:
         """The tokens a sequence may have: what was asked for, or else what base and cache allow.

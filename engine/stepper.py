@@ -1,5 +1,6 @@
 """Runs a plan: blocks move, the executor computes, and rows become tokens of their sequences.
 
+On an executor that is asynchronous a plan may be launched, and its tokens read later (`ahead.py`).
 This file knows how a step is put together and in which order; it refuses to know why sequences were
 chosen and what their clients are told.
 """
@@ -8,9 +9,10 @@ import time
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
+from loraplex.engine.ahead import may_fly, take_off, touch_down
 from loraplex.engine.batch import build
 from loraplex.engine.costs import Costs
-from loraplex.engine.executor import Executor
+from loraplex.engine.executor import AsyncExecutor, Executor, Pending
 from loraplex.engine.guidance import Guides
 from loraplex.engine.logprobs import tops
 from loraplex.engine.outcome import Outcome
@@ -19,6 +21,7 @@ from loraplex.engine.reader import Wanted, accept, choose, ends_known, read_prom
 from loraplex.engine.sampler import Choice
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.settings import EngineSettings
 
 PREFILL = 32  # rows of a step from which on it tells what a prompt's token costs
 
@@ -26,22 +29,43 @@ PREFILL = 32  # rows of a step from which on it tells what a prompt's token cost
 class Reading(NamedTuple):
     """Tokens that were chosen for a sequence, one and those guesses before it that held.
 
-    Its last choice is None where the logits were no numbers. `computed` tokens have KV by now.
+    Its last choice is None where the logits were no numbers. `computed` tokens have KV by now; it
+    is None where that was noted before.
     """
 
     sequence: Sequence
     choices: list[Choice | None]
-    computed: int
+    computed: int | None
+
+
+class Flight(NamedTuple):
+    """A plan that was launched, its parts in row order, and what becomes of it."""
+
+    plan: Plan
+    order: list[Scheduled]
+    pending: Pending
+    launched: float
 
 
 class Stepper:
-    """Runs plans on an executor."""
+    """Runs plans on an executor. Sequences end at `model_len` tokens."""
 
     def __init__(
-        self, executor: Executor, scheduler: Scheduler, guides: Guides, costs: Costs
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        guides: Guides,
+        costs: Costs,
+        settings: EngineSettings,
+        model_len: int,
     ) -> None:
         self._executor, self._scheduler = executor, scheduler
         self._guides, self._costs = guides, costs
+        self._settings, self._model_len = settings, model_len
+        self._launcher: AsyncExecutor | None = None
+        if settings.async_scheduling and isinstance(executor, AsyncExecutor):
+            self._launcher = executor
+        self._landed = 0.0
 
     def run(self, plan: Plan) -> list[Reading]:
         """Run a plan; the readings are of the sequences that chose tokens.
@@ -62,6 +86,38 @@ class Stepper:
         if rows >= PREFILL and readings:  # whose tokens a device has computed by now
             self._costs.note_step(rows, time.perf_counter() - began)
         return readings
+
+    def may_launch(self, plan: Plan) -> bool:
+        """Whether a plan can be launched while another flies."""
+        return self._launcher is not None and may_fly(plan, self._settings.speculative_tokens)
+
+    def launch(self, plan: Plan) -> Flight:
+        """Launch a plan that may be; the flight before it, if any, has to land next."""
+        assert self._launcher is not None  # noqa: S101
+        batch, order = build(plan.scheduled, self._launcher.block_size)
+        draws = take_off(order, self._model_len)
+        return Flight(plan, order, self._launcher.launch(batch, draws), time.perf_counter())
+
+    def land(self, flight: Flight) -> list[Reading]:
+        """Wait for a flight's tokens; the readings are also of sequences that ended meanwhile."""
+        tokens = iter(flight.pending.result())
+        readings = []
+        for part in flight.order:
+            self._scheduler.store(part.sequence, part.end)
+            if part.wanted:
+                touch_down(part)
+                token = next(tokens)
+                choice = None if token is None else Choice(token, None)
+                readings.append(Reading(part.sequence, [choice], None))
+        self._note_landing(flight)
+        return readings
+
+    def _note_landing(self, flight: Flight) -> None:
+        """Learn what a prompt's token costs: the device began when the flight before landed."""
+        rows, now = sum(part.count for part in flight.order), time.perf_counter()
+        if rows >= PREFILL:
+            self._costs.note_step(rows, now - max(flight.launched, self._landed))
+        self._landed = now
 
     def _move_blocks(self, plan: Plan) -> None:
         began, executor = time.perf_counter(), self._executor

@@ -2,7 +2,7 @@
 
 *Semantics*: `O[t, h] = Σ_j softmax_j(scale · Q[t, h] · K[j, g(h)]) · V[j, g(h)]` over the keys j of
 t's own sequence with `p(t) - window < j ≤ p(t)`, p being positions and g mapping heads to KV heads;
-Q and O `[T, heads, D]` of the cache's dtype, everything between in fp32.
+Q and O `[T, heads, D]` of one float dtype, the cache of that or int8, all between in fp32.
 
 Keys are taken in tiles at fixed places of the sequence and softmax is kept online over them
 (Milakov and Gimelshein, 2018), so a row's bits depend on its own context only: not on its
@@ -82,9 +82,9 @@ def _add_tile(state: _State, queries: Tensor, cache: KVCache, layer: int, tile: 
 
 def _gather_keys(cache: KVCache, layer: int, tile: Tile) -> tuple[Tensor, Tensor]:
     """Keys `[sequences · kv heads, tile, D]` and values, in fp32, columns of values padded."""
-    lines = cache.lines[layer].index_select(0, tile.index)
-    shape = (2, tile.sequences * cache.kv_heads, -1, lines.shape[-1] // cache.block_size)
-    keys, values = lines.float().view(shape).unbind(0)
+    lines = cache.read(layer, tile.index)
+    shape = (2, tile.sequences * cache.kv_heads, -1, lines.shape[-1])
+    keys, values = lines.view(shape).unbind(0)
     return keys, pad_columns(values)
 
 

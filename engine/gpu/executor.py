@@ -1,19 +1,22 @@
 """Runs batches on a GPU: weights, KV cache and images on the device, decode steps as graphs.
 
 `execute` launches a step and returns: outcomes are tensors that are still being computed, and
-whoever reads their numbers waits. They are valid until the next step. A step in which each
-sequence has one row is padded to a bucket of rows and replayed as a graph, one per bucket and
+whoever reads their numbers waits. They are valid until the next step. `launch` has the device
+choose the tokens as well, which the next step may use before anybody has read them. A step in which
+each sequence has one row is padded to a bucket of rows and replayed as a graph, one per bucket and
 dtypes of images: a step of base rows alone launches nothing for adapters. All other steps are
 launched as they are. This file knows batches and digests; it refuses to know kernels.
 """
 
-import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from loraplex.engine.batch import Batch
+from loraplex.engine.draw import Draw
 from loraplex.engine.executor import Pairs
+from loraplex.engine.gpu.choices import Choices, Chosen
 from loraplex.engine.gpu.graphs import Graphs, NoGraphs
 from loraplex.engine.gpu.images import DeviceImages, StagedImage, kinds_of, largest_rank
 from loraplex.engine.gpu.metadata import Metadata
@@ -40,7 +43,8 @@ FIRST_RANKS = 64  # Σ ranks of a projection that there is room for at first
 class GpuExecutor:
     """The executor of a decoder that is on a device, within `limits`.
 
-    KV blocks and images share a region of `memory_bytes` of the device, which never moves.
+    KV blocks and images share a region of `memory_bytes` of the device, which never moves. KV is
+    kept in the computation's dtype unless `kv_dtype` is given.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class GpuExecutor:
         memory_bytes: int,
         swap_slots: int = 0,
         weight_bytes: int = 0,
+        kv_dtype: torch.dtype | None = None,
         graphs: bool,
     ) -> None:
         config, device = decoder.config, decoder.device
@@ -65,14 +70,16 @@ class GpuExecutor:
         group = config.num_heads // config.num_kv_heads
         self._layouts = {b: make_layout(limits, group, b) for b in (None, *self._buckets)}
         self._metadata = Metadata(max(x.size for x in self._layouts.values()), device)
+        self._choices = Choices(limits.tokens + limits.sequences, device)
         size = memory_bytes // ALIGNMENT * ALIGNMENT
         self._region = torch.zeros(size, dtype=torch.uint8, device=device)
-        shape = (config.num_layers, 2, config.num_kv_heads, limits.block_size, config.head_dim)
-        self.block_bytes = math.prod(shape) * decoder.dtype.itemsize
-        blocks = self._region[: num_blocks * self.block_bytes]
-        self._cache = blocks.view(decoder.dtype).view(num_blocks, *shape)
+        kv = decoder.kv_layout(limits.block_size, kv_dtype)
+        self.block_bytes = kv.block_bytes
+        blocks = self._region[: num_blocks * kv.block_bytes]
+        self._blocks = blocks.view(num_blocks, kv.block_bytes)
+        self._kv = kv.split(self._blocks)
         pinned = device.type == "cuda"
-        self._host = torch.empty(swap_slots, *shape, dtype=decoder.dtype, pin_memory=pinned)
+        self._host = torch.empty(swap_slots, kv.block_bytes, dtype=torch.uint8, pin_memory=pinned)
         widest = max((x.attention for x in self._layouts.values()), key=lambda x: x.partial_rows)
         self._partial = attention_scratch(widest, config.num_kv_heads, config.head_dim, device)
         self._images = DeviceImages(config, self._region)
@@ -108,15 +115,15 @@ class GpuExecutor:
 
     def copy_blocks(self, pairs: Pairs) -> None:
         """See `Executor`."""
-        copy_blocks(self._cache, self._cache, pairs)
+        copy_blocks(self._blocks, self._blocks, pairs)
 
     def swap_out(self, pairs: Pairs) -> None:
         """See `Executor`."""
-        copy_blocks(self._cache, self._host, pairs)
+        copy_blocks(self._blocks, self._host, pairs)
 
     def swap_in(self, pairs: Pairs) -> None:
         """See `Executor`."""
-        copy_blocks(self._host, self._cache, pairs)
+        copy_blocks(self._host, self._blocks, pairs)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Outcome:
@@ -130,7 +137,13 @@ class GpuExecutor:
             lambda: self._compute(self._operators(layout, bucket, bucket, kinds)),
         )
         wanted = len(batch.wanted)
-        return Outcome(outcome.logits[:wanted], outcome.likeliest[:wanted], outcome.peak[:wanted])
+        rows = (outcome.logits[:wanted], outcome.likeliest[:wanted], outcome.peak[:wanted])
+        return Outcome(*rows, outcome.draw)
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, draws: Sequence[Draw | None]) -> Chosen:
+        """See `AsyncExecutor`."""
+        return self._choices.choose(self.execute(batch), draws)
 
     def operators(self, batch: Batch) -> TritonOperators:
         """The operators of one step of just the batch's rows, valid until the next step."""
@@ -144,19 +157,24 @@ class GpuExecutor:
         kinds = kinds_of(images, places)
         self._images.wait_for(images)
         self._metadata.send(lambda buffer: layout.write(buffer, batch, places))
+        if batch.token_ids.min(initial=0) < 0:
+            self._choices.feed(self._metadata.ints[: len(batch.token_ids)])
         return kinds
 
     def _compute(self, operators: TritonOperators) -> Outcome:
         """Launch a step."""
         logits = self.decoder.forward(operators)
-        return Outcome(logits, *row_peaks(logits))
+        return Outcome(logits, *row_peaks(logits), self._draw)
+
+    @torch.inference_mode()
+    def _draw(self, outcome: Outcome, draws: Sequence[Draw | None]) -> list[int | None]:
+        return self._choices.choose(outcome, draws).result()
 
     def _operators(
         self, layout: StepLayout, rows: int, wanted: int, kinds: tuple[str, ...]
     ) -> TritonOperators:
         step = self._step(layout, rows, wanted, kinds)
-        decoder = self.decoder
-        return TritonOperators(decoder.config, decoder.rotary, self._cache, self._images, step)
+        return TritonOperators(self.decoder, self._kv, self._images, step)
 
     def _step(
         self, layout: StepLayout, rows: int, wanted: int, kinds: tuple[str, ...]

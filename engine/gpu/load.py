@@ -34,11 +34,13 @@ def load_gpu_executor(
     directory = Path(manifest.path)
     config = read_model_config(directory)
     limits, dtype = _limits(config, settings), DTYPES[settings.dtype]
-    settings.check_kv_dtype(str(dtype).removeprefix("torch."), "gpu")
+    own = str(dtype).removeprefix("torch.")
+    kv_dtype = getattr(torch, settings.choose_kv_dtype("gpu", own, "int8"))
     decoder = Decoder(
         config, Checkpoint(directory, device), dtype, limits.length, TiledLinears().prepare
     )
-    sizes = _divide(config, dtype, settings, limits, device)
+    block_bytes = decoder.kv_layout(limits.block_size, kv_dtype).block_bytes
+    sizes = _divide(settings, limits, block_bytes, _weight_bytes(config, dtype), device)
     return GpuExecutor(
         decoder,
         limits,
@@ -46,6 +48,7 @@ def load_gpu_executor(
         memory_bytes=sizes.memory_bytes,
         swap_slots=sizes.swap_slots,
         weight_bytes=_weight_bytes(config, dtype),
+        kv_dtype=kv_dtype,
         graphs=device != "cpu",
     )
 
@@ -60,11 +63,10 @@ def _limits(config: ModelConfig, settings: EngineSettings) -> Limits:
 
 
 def _divide(
-    config: ModelConfig, dtype: torch.dtype, settings: EngineSettings, limits: Limits, device: str
+    settings: EngineSettings, limits: Limits, block_bytes: int, loaded: int, device: str
 ) -> Sizes:
-    """Divide what is left of the device's memory, and say so."""
-    token_bytes = 2 * config.num_layers * config.kv_size * dtype.itemsize
-    block_bytes, available = token_bytes * limits.block_size, _free_bytes(device)
+    """Divide what is left of the device's memory beside `loaded` bytes of weights, and say so."""
+    available = _free_bytes(device)
     sizes = divide(
         settings,
         block_bytes=block_bytes,
@@ -72,7 +74,6 @@ def _divide(
         available=available,
         host=None if device == "cpu" else available_bytes(),
     )
-    loaded = _weight_bytes(config, dtype)
     report.tell(report.describe_division(settings, sizes, loaded, available, block_bytes))
     return sizes
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loraplex.engine.gpu.images import DeviceImages
 from loraplex.engine.model.adapter import projection_sizes
-from loraplex.engine.model.config import ModelConfig
+from loraplex.engine.model.decoder import Decoder
 from loraplex.engine.model.operators import Norms
 from loraplex.engine.model.projection import Projection
 from loraplex.kernels.triton.paged_attention import AttentionStep, paged_attention
@@ -35,19 +35,19 @@ class DeviceStep:
 
 
 class TritonOperators:
-    """Operators of a step that reads and writes `cache` `[blocks, layers, 2, kv heads, B, D]`."""
+    """Operators of a decoder's step that reads and writes `kv`, see `BlockLayout.split`."""
 
     def __init__(
         self,
-        config: ModelConfig,
-        rotary: tuple[Tensor, Tensor],
-        cache: Tensor,
+        decoder: Decoder,
+        kv: tuple[Tensor, Tensor | None],
         images: DeviceImages,
         step: DeviceStep,
     ) -> None:
-        self._config, self._rotary, self._cache = config, rotary, cache
+        self._config, self._rotary, self._dtype = decoder.config, decoder.rotary, decoder.dtype
+        self._cache, self._scales = kv
         self._images, self._step = images, step
-        self._sizes = projection_sizes(config)
+        self._sizes = projection_sizes(decoder.config)
 
     def embed(self, table: Tensor) -> Tensor:
         """See `Operators`."""
@@ -70,17 +70,17 @@ class TritonOperators:
         config, step = self._config, self._step
         q = rope_kv(
             qkv, self._cache, layer, self._rotary, norms, config.norm_eps,
-            step.positions, step.slots,
+            step.positions, step.slots, dtype=self._dtype, scales=self._scales,
         )  # fmt: skip
         out = paged_attention(
             q, self._cache, layer, step.attention, config.head_dim**-0.5,
-            window=config.windows[layer],
+            window=config.windows[layer], scales=self._scales,
         )  # fmt: skip
         return out.view(q.shape[0], -1)
 
     def silu_mul(self, x: Tensor) -> Tensor:
         """See `Operators`."""
-        return silu_mul(x, self._cache.dtype)
+        return silu_mul(x, self._dtype)
 
     def wanted(self, x: Tensor) -> Tensor:
         """See `Operators`."""

@@ -19,6 +19,7 @@ from loraplex.engine.model.operators import Norms, Operators
 from loraplex.engine.model.projection import Projection, read_projection
 from loraplex.engine.model.rotary import rotary_tables
 from loraplex.engine.model.weights import Checkpoint
+from loraplex.kernels.kv_cache import BlockLayout
 from loraplex.kernels.linear import Linear, prepare_linear
 
 Prepare = Callable[[Tensor], Linear]  # makes a weight [out, in] ready
@@ -83,6 +84,17 @@ class Decoder:
         self.device = self._embedding.device
         cos, sin = rotary_tables(config.rope, config.rotary_dim, positions)
         self.rotary = cos.to(self.device), sin.to(self.device)
+
+    def kv_layout(self, block_size: int, dtype: torch.dtype | None = None) -> BlockLayout:
+        """Of KV blocks of so many tokens; `dtype` is the computation's unless it is given."""
+        config = self.config
+        return BlockLayout(
+            config.num_layers,
+            config.num_kv_heads,
+            block_size,
+            config.head_dim,
+            self.dtype if dtype is None else dtype,
+        )
 
     def forward(self, ops: Operators) -> Tensor:
         """Logits `[W, vocabulary]` fp32 of the step's wanted rows; writes all rows' KV."""

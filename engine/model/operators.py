@@ -78,7 +78,7 @@ class ReferenceOperators:
     ) -> None:
         self._config, self._cache, self._step = config, cache, step
         cos, sin = (table[step.positions] for table in rotary)
-        self._turn = [part.to(cache.data.dtype) for part in rotation(cos, sin)]
+        self._turn = rotation(cos, sin)
 
     def embed(self, table: Tensor) -> Tensor:
         """See `Operators`."""
@@ -101,7 +101,8 @@ class ReferenceOperators:
         if norms is not None:
             for part, gain in zip((q, k), norms, strict=True):
                 part.copy_(rms_norm(part, gain, config.norm_eps))
-        rope_(heads[:, : -config.num_kv_heads, : config.rotary_dim], *self._turn)
+        turn = [part.to(qkv.dtype) for part in self._turn]
+        rope_(heads[:, : -config.num_kv_heads, : config.rotary_dim], *turn)
         self._cache.write(layer, self._step.slots, keys_values)
         plan = self._step.plans[config.windows[layer]]
         out = paged_attention(q, self._cache, layer, plan, config.head_dim**-0.5)

@@ -30,6 +30,7 @@ ITEM = tl.constexpr(attention_work.ITEM)
 MERGE = tl.constexpr(attention_work.MERGE)
 
 TILE_KEYS = 64
+SCALED_TILE_KEYS = 32  # widened codes take registers, which leave few blocks a multiprocessor
 LOG2_E = 1.4426950408889634
 
 
@@ -222,8 +223,9 @@ def paged_attention(
         layout.tables_at, scale * LOG2_E, softcap or 0.0,
         q.stride(0), keys.stride(0), keys.stride(1), *key_scales.stride()[:2],
         GROUP=layout.group, D=dim, WIDTH=width, BLOCK_SIZE=block_size, HEIGHT=layout.height,
-        KEYS=TILE_KEYS, SPLIT=SPLIT_KEYS, WINDOW=window or 0, CAPPED=softcap is not None,
-        SCALED=scales is not None, OPERAND=operand_dtype(q),
+        KEYS=TILE_KEYS if scales is None else SCALED_TILE_KEYS, SPLIT=SPLIT_KEYS,
+        WINDOW=window or 0, CAPPED=softcap is not None, SCALED=scales is not None,
+        OPERAND=operand_dtype(q),
         **_options(layout.height * width, width, scales is not None),
     )  # fmt: skip
     if layout.merges:
@@ -239,4 +241,4 @@ def _options(tile: int, width: int, scaled: bool) -> dict[str, int]:
     """Threads enough for two fp32 tiles and widened keys: none spill, says `benchmarks/aot.py`."""
     if torch.version.hip:
         return {"num_warps": 4, "num_stages": 1 if width > 128 else 2}
-    return {"num_warps": 8 if scaled or tile >= 64 * 128 else 4, "num_stages": 2}
+    return {"num_warps": 8 if tile >= 64 * 128 else 4, "num_stages": 3 if scaled else 2}

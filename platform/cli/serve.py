@@ -64,7 +64,10 @@ def serve(
         ),
     ] = None,
     kv_cache_dtype: Annotated[
-        str | None, typer.Option(help="Dtype of the KV cache; auto: the computation's.")
+        str | None,
+        typer.Option(
+            help="Dtype of the KV cache; auto: the computation's, int8: about half of bf16's bytes."
+        ),
     ] = None,
     swap_space: Annotated[
         float | None,
@@ -83,6 +86,13 @@ def serve(
         int | None,
         typer.Option(
             help="Tokens to look up in the prompt and try in a step, where a request does not say."
+        ),
+    ] = None,
+    async_scheduling: Annotated[
+        bool | None,
+        typer.Option(
+            "--async-scheduling/--no-async-scheduling",
+            help="On a GPU: plan a step while the one before it runs.",
         ),
     ] = None,
     image_ttl_s: Annotated[

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.checkpoint import tensor_shapes
-from loraplex.engine.images import PROJECTIONS, ImageBuilder, SliceData, read_image
+from loraplex.engine.image_builder import ImageBuilder, SliceData
+from loraplex.engine.images import PROJECTIONS, read_image
 from loraplex.engine.model.adapter import projection_sizes
 from loraplex.engine.model.config import ModelConfig, ModelError, RopeConfig
 from loraplex.engine.model.rotary import rotary_tables

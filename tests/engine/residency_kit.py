@@ -9,9 +9,10 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+from loraplex.engine.image_builder import ImageBuilder, SliceData
 from loraplex.engine.image_fetcher import ImageFetcher
 from loraplex.engine.image_places import State
-from loraplex.engine.images import ImageBuilder, ImageHeader, ImageStore, SliceData
+from loraplex.engine.images import ImageHeader, ImageStore
 from loraplex.engine.residency import Residency
 
 BASE, OTHER_BASE = "b" * 64, "c" * 64

@@ -6,14 +6,16 @@ where scheduling, blocks and segments are.
 """
 
 import argparse
+import dataclasses
+import functools
 import hashlib
 import runpy
 import signal
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ import torch
 
 from loraplex.engine.batch import Batch
 from loraplex.engine.core import Engine
+from loraplex.engine.draw import Draw, Drawer
+from loraplex.engine.image_builder import ImageBuilder, SliceData
 from loraplex.engine.image_fetcher import ImageFetcher
-from loraplex.engine.images import BaseManifest, ImageBuilder, ImageHeader, ImageStore, SliceData
+from loraplex.engine.images import BaseManifest, ImageHeader, ImageStore
 from loraplex.engine.outcome import Outcome, outcome_of
 from loraplex.engine.protocol import (
     Chunk,
@@ -159,6 +163,97 @@ class HashExecutor:
         return (bits.standard_normal(MANIFEST.vocab_size) * 3).astype(np.float32)
 
 
+class LateExecutor(HashExecutor):
+    """Does what it is told in order, but as late as it can: when tokens are waited for.
+
+    So it finds out who counts on what has not happened yet. `flying` steps are launched and not
+    read.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._waiting: deque[Callable[[], Any]] = deque()
+        self._chosen: list[int | None] = []
+        self.flying = self.most_flying = self.launched = self.fed = 0
+
+    def proceed(self) -> Any:
+        """Do the first thing that was told and not done."""
+        return self._waiting.popleft()()
+
+    def set_blocks(self, count: int) -> None:
+        self._later(super().set_blocks, count)
+
+    def add_image(self, digest: str, prepared: int) -> None:
+        self._later(self.images.__setitem__, digest, prepared)
+
+    def remove_image(self, digest: str) -> None:
+        self._later(super().remove_image, digest)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._later(super().copy_blocks, list(pairs))
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._later(super().swap_out, list(pairs))
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._later(super().swap_in, list(pairs))
+
+    def execute(self, batch: Batch) -> Outcome:
+        assert min(batch.token_ids, default=0) >= 0 and not self.flying
+        while self._waiting:
+            self.proceed()
+        return super().execute(batch)
+
+    def launch(self, batch: Batch, draws: Sequence[Draw | None]) -> "Landing":
+        assert len(draws) == len(batch.wanted)
+        self.flying, self.launched = self.flying + 1, self.launched + 1
+        self.most_flying = max(self.most_flying, self.flying)
+        landing = Landing(self)
+        self._later(self._run_late, batch, draws, landing)
+        return landing
+
+    def _later(self, do: Callable[..., Any], *arguments: Any) -> None:
+        self._waiting.append(functools.partial(do, *arguments))
+
+    def _run_late(self, batch: Batch, draws: Sequence[Draw | None], landing: "Landing") -> None:
+        ids = batch.token_ids.tolist()
+        self.fed += sum(token < 0 for token in ids)
+        ids = [token if token >= 0 else self._chosen[-1 - token] or 0 for token in ids]
+        try:
+            batch = dataclasses.replace(batch, token_ids=np.array(ids, np.int32))
+            landing.tokens = self._choose(super().execute(batch), draws)
+        except RuntimeError as error:
+            landing.error = error
+        self._chosen = landing.tokens or [0] * len(draws)
+
+    def _choose(self, outcome: Outcome, draws: Sequence[Draw | None]) -> list[int | None]:
+        chosen: list[int | None] = []
+        for row, draw in enumerate(draws):
+            token, logits = int(outcome.likeliest[row]), outcome.logits[row].numpy()
+            if draw is not None and np.isfinite(logits).all():
+                token = Drawer(len(logits)).draw(logits, float(logits.max()), *draw)
+            chosen.append(token if np.isfinite(logits).all() else None)
+        return chosen
+
+
+@dataclasses.dataclass
+class Landing:
+    """`Pending` of a `LateExecutor`."""
+
+    executor: LateExecutor
+    tokens: list[int | None] | None = None
+    error: RuntimeError | None = None
+
+    def result(self) -> list[int | None]:
+        self.executor.flying -= 1
+        while self.tokens is None and self.error is None:
+            self.executor.proceed()
+        if self.error is not None:
+            raise self.error
+        assert self.tokens is not None
+        return self.tokens
+
+
 class StandInResidency:
     """`Residency` by hand: images arrive or fail when the test says so."""
 
@@ -285,8 +380,11 @@ def request(name: str, *prompt: int, image: str | None = None, **options: Any) -
 class Rig:
     """An engine, its stand-ins, and what it said so far."""
 
-    def __init__(self, *, num_blocks: int = 64, swap_slots: int = 0, **settings: Any) -> None:
-        self.executor = HashExecutor(num_blocks, swap_slots=swap_slots)
+    def __init__(
+        self, *, num_blocks: int = 64, swap_slots: int = 0, late: bool = False, **settings: Any
+    ) -> None:
+        kind = LateExecutor if late else HashExecutor
+        self.executor = kind(num_blocks, swap_slots=swap_slots)
         self.residency, self.guides = StandInResidency(), StandInGuides()
         knobs = EngineSettings(**{"max_num_seqs": 8, "max_num_batched_tokens": 24, **settings})
         self.engine = Engine(self.executor, self.residency, self.guides, knobs, MANIFEST)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_model import save_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine.activation import activation
@@ -72,7 +73,6 @@ def test_activation_is_what_peft_finds(prompt: list[int], invocation: list[int])
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> BaseManifest:
     path = tmp_path_factory.mktemp("base")
-    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=61,
         hidden_size=64,
@@ -82,10 +82,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> BaseManifest:
         num_key_value_heads=2,
         max_position_embeddings=128,
     )
-    model = LlamaForCausalLM(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(path)
+    save_model(path, config)
     return BaseManifest("tiny", str(path), "f" * 64, 2, 64, 61, 128, (2,), SIZES)
 
 

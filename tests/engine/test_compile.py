@@ -15,6 +15,7 @@ import torch
 from dense_image import Image
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from tiny_model import save_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine.adapter_report import Coverage, Dtypes, Range
@@ -114,7 +115,6 @@ Adapter = Callable[..., Path]
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> BaseManifest:
     path = tmp_path_factory.mktemp("base")
-    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=32,
@@ -124,10 +124,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> BaseManifest:
         num_key_value_heads=2,
         max_position_embeddings=64,
     )
-    model = LlamaForCausalLM(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(path)
+    save_model(path, config)
     return BaseManifest("tiny", str(path), "f" * 64, LAYERS, 32, 64, 64, (2,), MODULES)
 
 

@@ -15,17 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine.compile_adapter import compile_adapter
 from loraplex.engine.compose import MAX_PARTS, Component, CompositionError, compose, merge
+from loraplex.engine.image_builder import ImageBuilder, SliceData
 from loraplex.engine.image_fetcher import Failure, ImageFetcher, Located
 from loraplex.engine.image_places import State
-from loraplex.engine.images import (
-    BaseManifest,
-    ImageBuilder,
-    ImageError,
-    ImageHeader,
-    ImageStore,
-    SliceData,
-    read_image,
-)
+from loraplex.engine.images import BaseManifest, ImageError, ImageHeader, ImageStore, read_image
 from loraplex.engine.protocol import Part, composition_digest
 
 KIT = runpy.run_path(str(Path(__file__).with_name("residency_kit.py")))

@@ -47,12 +47,16 @@ OPTIONS: dict[str, list[Any]] = {
     "beams": [None, None, None, None, Beams(2), Beams(3)],
     "prompt_logprobs": [None, None, 1],
 }
+PLAIN = {
+    key: OPTIONS[key][0]
+    for key in ("choices", "draft_tokens", "logit_bias", "guide", "beams", "prompt_logprobs")
+}  # of requests whose steps may fly
 
 
 class Machine:
     """An engine with twelve blocks' memory, in which four images and 28 tokens do not fit."""
 
-    def __init__(self, stand_in: ModuleType, folder: Path) -> None:
+    def __init__(self, stand_in: ModuleType, folder: Path, executor: str = "HashExecutor") -> None:
         self.stand_in, self.woken = stand_in, False
         kit = runpy.run_path(str(Path(__file__).with_name("residency_kit.py")))
         store = ImageStore(str(folder / "store"))
@@ -61,7 +65,8 @@ class Machine:
             stand_in.make_image(store, folder, seed, rank=24, invocation=each)
             for seed, each in enumerate(invocations)
         ]
-        self.executor = stand_in.HashExecutor(12, swap_slots=6, memory_blocks=12)
+        kind = getattr(stand_in, executor)
+        self.executor = kind(12, swap_slots=6, memory_blocks=12)
         knobs = EngineSettings(
             max_num_seqs=4, max_num_batched_tokens=8, max_waiting=8, max_model_len=28
         )
@@ -174,9 +179,12 @@ class Rules(RuleBasedStateMachine):
         tokens=st.integers(1, 20),
         image=st.sampled_from([None, None, 0, 1, 2, 3]),
         options=st.fixed_dictionaries({k: st.sampled_from(v) for k, v in OPTIONS.items()}),
+        plain=st.sampled_from([{}, PLAIN]),
     )
-    def add(self, prompt: list[int], tokens: int, image: int | None, options: Any) -> None:
-        self.machine.add(prompt, tokens, image, options)
+    def add(
+        self, prompt: list[int], tokens: int, image: int | None, options: Any, plain: Any
+    ) -> None:
+        self.machine.add(prompt, tokens, image, options | plain)
 
     @rule(data=st.data(), index=st.sampled_from([None, 0, 1]))
     def abort(self, data: st.DataObject, index: int | None) -> None:
@@ -213,27 +221,34 @@ class Rules(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
+EXECUTORS = pytest.mark.parametrize("executor", ["HashExecutor", "LateExecutor"])
+
+
+@EXECUTORS
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
 def test_each_request_ends_exactly_once_and_nothing_is_kept(
-    stand_in: ModuleType, caplog: pytest.LogCaptureFixture
+    stand_in: ModuleType, executor: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL")
-    make = staticmethod(lambda folder: Machine(stand_in, folder))
+    make = staticmethod(lambda folder: Machine(stand_in, folder, executor))
     run_state_machine_as_test(
         type("Made", (Rules,), {"make": make}),
         settings=settings(max_examples=40, stateful_step_count=30, deadline=None),
     )
 
 
+@EXECUTORS
 def test_thousands_of_random_steps(
-    stand_in: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stand_in: ModuleType, executor: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL")
-    rng, machine = random.Random(4), Machine(stand_in, tmp_path)
+    plainly = 0.9 if executor == "LateExecutor" else 0.0
+    rng, machine = random.Random(4), Machine(stand_in, tmp_path, executor)
     for _ in range(1500):
         machine.pool.run()
         if rng.random() < 0.25:
             options = {key: rng.choice(values) for key, values in OPTIONS.items()}
+            options |= PLAIN if rng.random() < plainly else {}
             prompt = [rng.choice([5, 6]) for _ in range(rng.randrange(1, 27))]
             image = rng.choice([None, None, 0, 1, 2, 3])
             machine.add(prompt, rng.randrange(1, 21), image, options)
@@ -249,6 +264,8 @@ def test_thousands_of_random_steps(
     assert min(stats.preemptions, stats.blocks_swapped_in, stats.cache_hit_tokens) > 0
     assert min(stats.accepted_tokens, stats.cache_evicted_blocks) > 0
     assert len(machine.limits) > 1, "the boundary has moved"
+    if executor == "LateExecutor":
+        assert machine.executor.most_flying == 2 and machine.executor.fed > 500
 
 
 def test_an_image_that_waits_for_memory_is_not_passed_for_ever(

@@ -31,6 +31,7 @@ def test_every_setting_has_a_flag_and_a_word_of_help(field: dataclasses.Field[An
         "memory_utilization": ("0.25", 0.25),
         "kv_cache_dtype": ("float32", "float32"),
         "enable_prefix_caching": ("false", False),
+        "async_scheduling": ("false", False),
         "speculative_tokens": ("3", 3),
         "max_num_seqs": ("100", 100),
         "quantization": ("int8", "int8"),

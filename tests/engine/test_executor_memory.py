@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tiny_model import save_model
 
 from loraplex.engine.images import ImageHeader, read_image
 from loraplex.engine.model.config import read_model_config
@@ -25,17 +26,12 @@ Logits = dict[str | None, torch.Tensor]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama."""
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("llama")
     config = transformers.LlamaConfig(
         vocab_size=53, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.2)
-    model.save_pretrained(folder)
+    save_model(folder, config)
     return folder
 
 

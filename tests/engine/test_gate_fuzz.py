@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from loraplex.engine.images import ImageBuilder
+from loraplex.engine.image_builder import ImageBuilder
 from loraplex.platform.compiling import AdapterCompiler, Compiled
 from loraplex.platform.errors import AdapterRejected
 

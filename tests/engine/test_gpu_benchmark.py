@@ -26,10 +26,13 @@ def test_dry_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(out.read_text())
     assert found["device"] == "interpreter"
-    assert {"tiny attention", "tiny step", "tiny company of row 2"} <= set(found["errors"])
+    assert {"tiny attention", "tiny step", "tiny company of row 2", "tiny draws"} <= set(
+        found["errors"]
+    )
     assert max(found["errors"].values()) < 1e-4
     assert {"1 rows, 0 adapters, graph", "3 rows, 2 adapters, launches"} <= set(found["decode"])
     assert {"project qkv, 3 rows, 2 adapters", "attend, 1 rows, 0 adapters"} <= set(
         found["operators"]
     )
     assert set(found["prefill"]) == {"base", "adapter"}
+    assert {"1 rows, likeliest, in turn", "3 rows, drawn, ahead"} <= set(found["choices"])

@@ -15,13 +15,12 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loraplex.engine.image_builder import ImageBuilder, SliceData
 from loraplex.engine.images import (
     ALIGNMENT,
     FRESH_S,
-    ImageBuilder,
     ImageError,
     ImageStore,
-    SliceData,
     _modified,
     check_digest,
     read_header,

@@ -14,16 +14,8 @@ from hypothesis.extra import numpy as arrays
 
 from loraplex.engine.compile_adapter import compile_adapter
 from loraplex.engine.float_arrays import serve_rows
-from loraplex.engine.images import (
-    BaseManifest,
-    Entry,
-    ImageBuilder,
-    ImageError,
-    ImageHeader,
-    Slice,
-    SliceData,
-    read_image,
-)
+from loraplex.engine.image_builder import ImageBuilder, SliceData
+from loraplex.engine.images import BaseManifest, Entry, ImageError, ImageHeader, Slice, read_image
 from loraplex.engine.model.adapter import read_adapter
 from loraplex.kernels.sgmv import sgmv_
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tiny_model import save_model
 
 from loraplex.engine import choice, load
 from loraplex.engine.images import BaseManifest
@@ -24,18 +25,13 @@ TOKEN = 2 * 4 * 2 * 16 * 2  # K and V, layers, KV heads, head size, bytes of a b
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen2 with biases, and a window in half of its layers."""
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("qwen2")
     config = transformers.Qwen2Config(
         vocab_size=97, hidden_size=96, intermediate_size=80, num_hidden_layers=4,
         num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
         use_sliding_window=True, sliding_window=50, max_window_layers=2,
     )  # fmt: skip
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.2)
-    model.save_pretrained(folder)
+    save_model(folder, config)
     return folder
 
 
@@ -114,6 +110,20 @@ def test_kv_dtypes_that_are_not_had(
     with pytest.raises(SettingsError, match=f"the {executor} executor keeps KV as {have}"):
         load_executor(manifest(directory), EngineSettings(kv_cache_dtype=other))
     load_executor(manifest(directory), EngineSettings(kv_cache_dtype=other, dtype=other))
+
+
+def test_int8_kv_is_the_torch_executor_s_and_not_the_native_one_s(
+    directory: Path, request: pytest.FixtureRequest
+) -> None:
+    settings = EngineSettings(kv_cache_dtype="int8", kv_cache_bytes=30_000)
+    with pytest.raises(SettingsError, match=r"KV as bfloat16: give auto, bfloat16$"):
+        load_executor(manifest(directory), settings)
+    request.getfixturevalue("without_native")
+    plain = load_executor(manifest(directory), EngineSettings(kv_cache_bytes=30_000))
+    small = load_executor(manifest(directory), settings)
+    assert small.dtype == plain.dtype == "float32"
+    assert 2 * small.block_bytes < plain.block_bytes
+    assert small.num_blocks == 30_000 // small.block_bytes > 2 * plain.num_blocks > 0
 
 
 def test_cache_may_hold_nothing(directory: Path) -> None:

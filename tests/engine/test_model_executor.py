@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tiny_model import save_model
 
 from loraplex.engine.images import Entry, ImageError, ImageHeader, Slice
 from loraplex.engine.load import load_torch
@@ -21,18 +22,13 @@ IMAGES = (None, "a", "b", "a", None)
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen2 with biases, and a window in half of its layers."""
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("qwen2")
     config = transformers.Qwen2Config(
         vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=4,
         num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
         use_sliding_window=True, sliding_window=50, max_window_layers=2,
     )  # fmt: skip
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.2)
-    model.save_pretrained(folder)
+    save_model(folder, config)
     return folder
 
 

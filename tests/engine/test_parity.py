@@ -17,7 +17,8 @@ from loraplex.engine import lora_arrays
 from loraplex.engine.adapter_report import Parity
 from loraplex.engine.compile_adapter import compile_adapter
 from loraplex.engine.float_arrays import ServedRows, serve_rows
-from loraplex.engine.images import ImageBuilder, ImageDtype, SliceData
+from loraplex.engine.image_builder import ImageBuilder, SliceData
+from loraplex.engine.images import ImageDtype
 from loraplex.engine.reasons import Rejected
 
 KIT = runpy.run_path(str(Path(__file__).with_name("adapter_kit.py")))

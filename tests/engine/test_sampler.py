@@ -1,6 +1,8 @@
 """The sampler against plain maths, one rule at a time and all together, and in any batch."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraplex.engine import sampler
-from loraplex.engine.draw import BLOCK
+from loraplex.engine.draw import BLOCK, Draw
 from loraplex.engine.outcome import Outcome, outcome_of
 from loraplex.engine.philox import uniform
 from loraplex.engine.protocol import Sampling
@@ -174,6 +176,25 @@ def test_a_greedy_row_without_penalties_is_the_outcomes_likeliest() -> None:
     outcome = Outcome(nothing, torch.tensor([7, 8]), torch.tensor([1.0, math.nan]))
     greedy = row_of(Sampling(8, 0.0))
     assert sampler.sample(outcome, [greedy, greedy]) == [Choice(7, None), None]
+
+
+def test_what_a_device_draws_is_not_drawn_again() -> None:
+    """Rows that are adjusted are the host's; their likeliest tokens are what the device finds."""
+    heard: list[Any] = []
+
+    def draw(outcome: Outcome, draws: Sequence[Draw | None]) -> list[int | None]:
+        heard.extend(draws)
+        return [3, 4, 5, None]
+
+    logits = torch.from_numpy(noise(5, rows=4))
+    tired = Sampling(8, 1.0, presence_penalty=0.5)
+    asked = (Sampling(8, 0.0), Sampling(8, 0.7, seed=6, logprobs=0), tired, Sampling(8))
+    owners = [Row(each, (1, 2, 3), 2, each.seed) for each in asked]
+    found = sampler.sample(replace(outcome_of(logits), draw=draw), owners)
+    assert heard == [None, Draw(asked[1], uniform(6, 1)), None, Draw(asked[3], uniform(0, 1))]
+    assert found[0] == Choice(3, None) and found[3] is None
+    assert found[1] and found[1].token_id == 4 and found[1].logprob
+    assert found[2] == sample(logits[2:3], owners[2:3])[0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -63,11 +63,20 @@ def test_wanted_rows() -> None:
 
 
 def test_the_dtype_of_kv_is_the_executor_s() -> None:
-    EngineSettings().check_kv_dtype("float32", "torch")
-    EngineSettings(kv_cache_dtype="float32").check_kv_dtype("float32", "torch")
-    message = "native executor keeps KV as bfloat16, its dtype: give auto or bfloat16, or set dtype"
-    with pytest.raises(SettingsError, match=message):
-        EngineSettings(kv_cache_dtype="float32").check_kv_dtype("bfloat16", "native")
+    assert EngineSettings().choose_kv_dtype("torch", "float32", "int8") == "float32"
+    for asked in ("float32", "int8"):
+        settings = EngineSettings(kv_cache_dtype=asked)
+        assert settings.choose_kv_dtype("torch", "float32", "int8") == asked
+    native = "native executor keeps KV as bfloat16: give auto, bfloat16"
+    gpu = "gpu executor keeps KV as bfloat16 or int8: give auto, bfloat16, int8"
+    for asked, others, message in (
+        ("float32", (), f"{native}, or set dtype to float32$"),
+        ("int8", (), f"{native}$"),
+        ("float32", ("int8",), f"{gpu}, or set dtype to float32$"),
+    ):
+        settings = EngineSettings(kv_cache_dtype=asked)
+        with pytest.raises(SettingsError, match=f"is {asked}, but the {message}"):
+            settings.choose_kv_dtype(message.split()[0], "bfloat16", *others)
 
 
 def test_flags() -> None:
@@ -83,7 +92,10 @@ def test_flags() -> None:
     [
         ({"quantization": "int4"}, "quantization is 'int4'; give one of none, int8, int8-w8a8"),
         ({"dtype": "fp8"}, "dtype is 'fp8'; give one of auto, float32, bfloat16"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'; give one of auto, float32, bfloat16"),
+        (
+            {"kv_cache_dtype": "fp8"},
+            "kv_cache_dtype is 'fp8'; give one of auto, float32, bfloat16, int8",
+        ),
         ({"swap_space": -1.0}, "swap_space is -1.0; give at least 0"),
         ({"swap_space": float("nan")}, "swap_space is nan; give at least 0"),
         ({"speculative_tokens": 17}, "speculative_tokens is 17; give at most 16"),

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from loraplex.engine.batch import build
 from loraplex.engine.executor import Executor, TorchExecutor
-from loraplex.engine.images import ImageBuilder, ImageHeader, SliceData, read_image
+from loraplex.engine.image_builder import ImageBuilder, SliceData
+from loraplex.engine.images import ImageHeader, read_image
 from loraplex.engine.model.adapter import projection_sizes
 from loraplex.engine.model.config import ModelConfig, read_model_config
 from loraplex.engine.model.decoder import load_decoder
@@ -51,6 +52,7 @@ def load(
     *,
     swap_slots: int = 0,
     room: int = IMAGE_ROOM,
+    kv_dtype: torch.dtype | None = None,
 ) -> TorchExecutor:
     """An executor of `blocks` KV blocks, and `room` bytes for images."""
     config = read_model_config(directory)
@@ -58,7 +60,7 @@ def load(
     token_bytes = 2 * config.num_layers * config.kv_size * dtype.itemsize
     return TorchExecutor(
         decoder, block_size=BLOCK_SIZE, num_blocks=blocks, swap_slots=swap_slots,
-        memory_bytes=blocks * BLOCK_SIZE * token_bytes + room,
+        memory_bytes=blocks * BLOCK_SIZE * token_bytes + room, kv_dtype=kv_dtype,
     )  # fmt: skip
 
 

@@ -51,9 +51,10 @@ def test_shared_memory_suffices(kernels: Kernels) -> None:
         assert kernel["shared"] <= SHARED[key.split("/")[-1]], key
 
 
-def test_two_blocks_of_attention_fit_a_multiprocessor(kernels: Kernels) -> None:
+@pytest.mark.parametrize("case", ["attention", "attention, int8"])
+def test_two_blocks_of_attention_fit_a_multiprocessor(kernels: Kernels, case: str) -> None:
     """A decode waits for memory, which one block alone does not keep busy."""
-    kernel = kernels["attention/attention/sm_90"]
+    kernel = kernels[f"{case}/attention/sm_90"]
     assert 2 * kernel["registers"] * 32 * kernel["warps"] <= 65536
     assert 2 * kernel["shared"] <= SHARED["sm_90"]
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.attention_plan import Context, plan_attention, tile_keys
-from loraplex.kernels.kv_cache import KVCache, token_blocks
+from loraplex.kernels.kv_cache import BlockLayout, KVCache, token_blocks
+from loraplex.kernels.kv_rows import dequantise, quantise
 from loraplex.kernels.paged_attention import paged_attention
 
 Randn = Callable[..., Tensor]
@@ -22,15 +23,17 @@ class Paged:
 
     def __init__(
         self, lengths: Sequence[int], heads: tuple[int, int], dim: int, block_size: int,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         self.heads, self.kv_heads, self.dim = *heads, dim
         generator = torch.Generator().manual_seed(1)
         self.q = [torch.randn(n, heads[0], dim, generator=generator).to(dtype) for n in lengths]
         self.kv = [torch.randn(n, 2, heads[1], dim, generator=generator).to(dtype) for n in lengths]
         counts = [math.ceil(n / block_size) for n in lengths]
-        self.cache = KVCache(sum(counts) + 2, LAYERS, heads[1], block_size, dim, dtype)
-        self.cache.data.fill_(torch.nan)
+        kv = BlockLayout(LAYERS, heads[1], block_size, dim, kv_dtype or dtype)
+        self.cache = KVCache(sum(counts) + 2, kv)
+        for tensor in (self.cache.data, self.cache.scales):
+            tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
         order = np.random.default_rng(0).permutation(sum(counts) + 2).astype(np.int32)
         self.tables = np.split(order[: sum(counts)], np.cumsum(counts)[:-1])
 
@@ -119,6 +122,21 @@ def test_bfloat16_keeps_sums_in_fp32() -> None:
     assert out.dtype == torch.bfloat16
     expected = torch.stack([paged.expected(0, row, None) for row in range(140)])
     torch.testing.assert_close(out.double(), expected, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_int8_rows_are_read_as_what_they_stand_for(window: int | None) -> None:
+    """To the bit, whole, in chunks and in company."""
+    lengths = [5, 200, 130]
+    plain, found = (Paged(lengths, (9, 3), 64, 16, kv_dtype=d) for d in (None, torch.int8))
+    plain.kv = [dequantise(*quantise(kv)) for kv in plain.kv]
+    expected = [plain.whole(sequence, window) for sequence in range(3)]
+    assert all(torch.equal(found.whole(s, window), expected[s]) for s in range(3))
+    for parts in ([(1, 0, 130), (0, 0, 5)], [(2, 0, 130), (1, 130, 199)], [(1, 199, 200)]):
+        for (sequence, start, stop), out in zip(
+            parts, found.run(*parts, window=window), strict=True
+        ):
+            assert torch.equal(out, expected[sequence][start:stop])
 
 
 def test_other_layers_and_blocks_are_not_touched() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from loraplex.kernels.kv_rows import quantise
 from loraplex.kernels.triton.attention_work import SPLIT_KEYS, AttentionLayout
 from loraplex.kernels.triton.paged_attention import (
     AttentionStep,
@@ -48,10 +49,7 @@ class Paged:
             self.cache = kv.to(dtype)
             self.values = self.cache.double()
         else:
-            self.scales = kv.abs().amax(-1) / (127 if kv_dtype == torch.int8 else 448)
-            stored = kv / self.scales[..., None]
-            stored = stored.round().nan_to_num(99) if kv_dtype == torch.int8 else stored
-            self.cache = stored.to(kv_dtype)
+            self.cache, self.scales = quantise(kv) if kv_dtype == torch.int8 else as_fp8(kv)
             self.values = self.cache.double() * self.scales[..., None].double()
 
     @staticmethod
@@ -109,26 +107,38 @@ class Paged:
             torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+def as_fp8(kv: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows as fp8, and their scales."""
+    scales = kv.abs().amax(-1) / 448
+    return (kv / scales[..., None]).to(torch.float8_e4m3fn), scales
+
+
 LENGTHS = [40, 12, 3, 20]
+STORED = pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["own", "int8"])
 
 
+@STORED
 @pytest.mark.parametrize("heads", [(2, 2), (9, 3), (6, 1), (16, 1)])
-def test_heads(heads: tuple[int, int]) -> None:
-    Paged(LENGTHS, heads).check(MIXED)
+def test_heads(heads: tuple[int, int], kv_dtype: torch.dtype | None) -> None:
+    Paged(LENGTHS, heads, kv_dtype=kv_dtype).check(MIXED)
 
 
+@STORED
 @pytest.mark.parametrize(
     ("dim", "block_size"), [(8, 1), (64, 16), (80, 5), (96, 32), (128, 16), (256, 5)]
 )
-def test_head_dims_and_block_sizes(dim: int, block_size: int) -> None:
-    Paged(LENGTHS, (4, 2), dim, block_size).check(MIXED)
+def test_head_dims_and_block_sizes(dim: int, block_size: int, kv_dtype: torch.dtype | None) -> None:
+    Paged(LENGTHS, (4, 2), dim, block_size, kv_dtype=kv_dtype).check(MIXED)
 
 
+@STORED
 @pytest.mark.parametrize(
     ("window", "softcap"), [(1, None), (7, 2.0), (64, None), (70, 2.0), (None, 2.0)]
 )
-def test_window_and_softcap(window: int | None, softcap: float | None) -> None:
-    paged = Paged([150, 3], (2, 1))
+def test_window_and_softcap(
+    window: int | None, softcap: float | None, kv_dtype: torch.dtype | None
+) -> None:
+    paged = Paged([150, 3], (2, 1), kv_dtype=kv_dtype)
     paged.check([(0, 100, 150), (1, 2, 3)], window=window, softcap=softcap)
 
 
@@ -149,10 +159,11 @@ LONG = 2 * SPLIT_KEYS + 50
 DECODES = [(0, LONG - 1, LONG), (1, 529, 530), (2, 3, 5)]
 
 
+@STORED
 @pytest.mark.parametrize("window", [None, 90])
-def test_cutting_changes_no_bit(window: int | None) -> None:
+def test_cutting_changes_no_bit(window: int | None, kv_dtype: torch.dtype | None) -> None:
     """None, one or all of a step's long contexts are cut."""
-    paged = Paged([LONG, 530, 5], (2, 1), 16)
+    paged = Paged([LONG, 530, 5], (2, 1), 16, kv_dtype=kv_dtype)
     whole = paged.run(DECODES, window=window)
     for partial_rows in (3, 5):
         cut = paged.run(DECODES, partial_rows, window=window)
@@ -161,11 +172,11 @@ def test_cutting_changes_no_bit(window: int | None) -> None:
 
 
 @pytest.mark.usefixtures("even_products")
-@pytest.mark.parametrize("window", [None, 70])
-def test_chunks_and_company_change_no_bit(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "kv_dtype"), [(None, None), (70, None), (None, torch.int8)])
+def test_chunks_and_company_change_no_bit(window: int | None, kv_dtype: torch.dtype | None) -> None:
     """Prefilled at once, in chunks or token by token, beside others or alone, cut or not."""
     length = SPLIT_KEYS + 40
-    paged = Paged([length, 50], (2, 1), 16)
+    paged = Paged([length, 50], (2, 1), 16, kv_dtype=kv_dtype)
     first = length - 20
     whole = paged.run([(0, first, length)], window=window)[0]
     for sizes in ([1, 8, 11], [17, 3]):

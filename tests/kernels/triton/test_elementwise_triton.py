@@ -9,7 +9,7 @@ from torch import Tensor
 from loraplex.engine.outcome import outcome_of
 from loraplex.kernels import rms_norm as plain_norm
 from loraplex.kernels import silu_mul as plain_silu
-from loraplex.kernels.kv_cache import KVCache
+from loraplex.kernels.kv_cache import BlockLayout, KVCache
 from loraplex.kernels.rope import rope_, rotation
 from loraplex.kernels.triton.rms_norm import add_rms_norm
 from loraplex.kernels.triton.rope_kv import rope_kv
@@ -69,11 +69,11 @@ def test_rope_kv(
     angles = randn(50, rotary // 2)
     positions, slots = torch.tensor([3, 49, 0, 7]), torch.tensor([5, 11, -1, 0])
     norms = (randn(dim).to(dtype), randn(dim).to(dtype)) if normed else None
-    cache, expected_cache = (KVCache(3, 3, kv_heads, 4, dim, dtype) for _ in range(2))
+    cache, expected_cache = (KVCache(3, BlockLayout(3, kv_heads, 4, dim, dtype)) for _ in range(2))
     expected = plain(x, heads, (angles.cos(), angles.sin()), norms, positions, expected_cache)
     found = rope_kv(
         x.float(), cache.data, 1, (angles.cos(), angles.sin()), norms, 1e-5,
-        positions.int(), slots.int(),
+        positions.int(), slots.int(), dtype=dtype,
     )  # fmt: skip
     close(found, expected)
     close(cache.data, expected_cache.data)
