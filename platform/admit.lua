@@ -3,20 +3,28 @@
 -- is refused nothing is written but a line in the list of the tenant's refusals.
 -- The same id admitted twice (a client that lost the answer asks again) is charged once.
 --
+-- Redis may have lost its data. So what a budget has used is what was counted here, since a moment
+-- that is noted, and what the ledger says of requests before it, in that moment's month. As long as
+-- the ledger was not read, nothing is decided for who has a budget.
+--
 -- KEYS     prefix of the tenant's keys, with its hash tag; the index of all open requests
--- ARGV     id, period, lease, tokens to reserve, 1 to decide and write nothing, a note for who finds
---          the request abandoned; then for each bucket its name and its limits (-1: none):
+-- ARGV     id, period, lease, tokens to reserve, 1 to decide and write nothing else, a note for who
+--          finds the request abandoned, who needs the ledger (0: nobody, 1: budgets, 2: all); then
+--          for each bucket its name and its limits (-1: none):
 --          requests and tokens a period, at once, tokens a day, tokens a month
--- returns  {bucket and limit that refuse (1.. each, in the order of ARGV; 0: none), wait, now,
---           ends of minute, day and month, then for each bucket:
+-- returns  {-1, moment before which the ledger is to be read first}, or
+--          {bucket and limit that refuse (1.. each, in the order of ARGV; 0: none), wait, now,
+--           ends of minute, day and month, moment before which the ledger is to be read again (0:
+--           not yet), then for each bucket:
 --           requests left, time until all are, tokens used of minute, day and month, running}
 
 local AT_ONCE_WAIT = 1000000 -- nobody knows when a running request ends
 local REFUSALS = 100
 local REFUSALS_KEPT = 7 * DAY / 1000
+local SINCE_KEPT = 40 * DAY / 1000 -- longer than any counter
 
 local id, period, lease, estimate = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local dry, note = ARGV[5] == '1', ARGV[6]
+local dry, note, ledger = ARGV[5] == '1', ARGV[6], tonumber(ARGV[7])
 local record, window, ends = record_of(id), windows(period)
 
 local function look(at)
@@ -25,6 +33,7 @@ local function look(at)
     b.limits[i] = tonumber(ARGV[at + i])
   end
   b.budgets = {b.limits[2], b.limits[4], b.limits[5]}
+  b.before = {0, 0, 0}
   b.step = b.limits[1] > 0 and math.ceil(period / b.limits[1]) or 0
   b.arrival = now
   if b.step > 0 then
@@ -40,9 +49,44 @@ local function look(at)
   return b
 end
 
-local buckets = {}
-for at = 7, #ARGV, 6 do
-  buckets[#buckets + 1] = look(at)
+local buckets, asks_ledger = {}, ledger == 2
+for at = 8, #ARGV, 6 do
+  local b = look(at)
+  buckets[#buckets + 1] = b
+  asks_ledger = asks_ledger or (ledger == 1 and math.max(b.budgets[2], b.budgets[3]) >= 0)
+end
+
+-- When this tenant's requests began to be counted. Where this month's are counted, and nobody knows
+-- since when, a version did it that kept no such moment: 0, always.
+local function counted_since()
+  local since = redis.call('GET', KEYS[1] .. ':since')
+  if not since then
+    since = redis.call('EXISTS', KEYS[1] .. ':tenant:' .. window[3]) == 1 and 0 or now
+    redis.call('SET', KEYS[1] .. ':since', since, 'PX', SINCE_KEPT)
+  end
+  return tonumber(since)
+end
+
+-- Adds what the ledger says of earlier requests; when to read it again, false if it never was.
+local function add_ledger()
+  for _, b in ipairs(buckets) do
+    for w = 2, 3 do
+      local field = b.name .. ':' .. window[w]
+      b.before[w] = tonumber(redis.call('HGET', KEYS[1] .. ':ledger', field) or 0)
+      b.used[w] = b.used[w] + b.before[w]
+    end
+  end
+  local again = redis.call('HGET', KEYS[1] .. ':ledger', 'again')
+  return again and tonumber(again)
+end
+
+local since, read_again = ledger > 0 and counted_since() or 0, 0
+if asks_ledger and dates(since)[2] == window[3] then
+  local again = add_ledger()
+  if not again then
+    return {-1, since}
+  end
+  read_again = again <= now and since or 0
 end
 
 local refused_by, limit, wait, spent = 0, 0, 0, false
@@ -55,7 +99,7 @@ local function refuse(bucket, which, longer)
 end
 
 local function answer()
-  local told = {refused_by, limit, wait, now, ends[1], ends[2], ends[3]}
+  local told = {refused_by, limit, wait, now, ends[1], ends[2], ends[3], read_again}
   for _, b in ipairs(buckets) do
     local burst = b.step * b.limits[1]
     local left = b.step > 0 and math.max(0, math.floor((burst - (b.arrival - now)) / b.step)) or -1
@@ -106,13 +150,15 @@ for i, b in ipairs(buckets) do
   end
   for w, counter in ipairs(window) do
     local key = b.key .. ':' .. counter
-    b.used[w] = redis.call('INCRBY', key, estimate)
-    if b.used[w] == estimate then -- new; a late settlement still finds it
+    local counted = redis.call('INCRBY', key, estimate)
+    b.used[w] = counted + b.before[w]
+    if counted == estimate then -- new; a late settlement still finds it
       redis.call('PEXPIREAT', key, math.ceil((ends[w] + (w == 1 and period or 2 * DAY)) / 1000))
+      redis.call('PEXPIRE', KEYS[1] .. ':since', SINCE_KEPT)
     end
   end
 end
-redis.call('HSET', record, 'amount', estimate, 'heard', 0, 'note', note,
+redis.call('HSET', record, 'at', now, 'amount', estimate, 'heard', 0, 'note', note,
   'buckets', table.concat(names, ' '), 'windows', table.concat(window, ' '))
 redis.call('PEXPIRE', record, RECORD_KEPT)
 redis.call('ZADD', KEYS[2], now + lease, member_of(id))

@@ -1,8 +1,10 @@
 """Sees to it that every request that was let in ends in the ledger, once, whatever dies.
 
-What the database cannot take now waits in a journal. A request whose server was killed is found by
-its lease's end, by any server, and recorded with the tokens that were last heard of. Knows the
-ledger, the journal and the limiter; refuses to know requests while they run.
+Requests end faster than databases commit, so the entries of one moment are written together, behind
+the answers. What the database cannot take now waits in a journal. A request whose server was killed
+is found by its lease's end, by any server, and recorded as it ended, or with the tokens that were
+last heard of. Knows the ledger, the journal and the limiter; refuses to know requests while they
+run.
 """
 
 import asyncio
@@ -17,12 +19,13 @@ from loraplex.platform.db.session import Database
 from loraplex.platform.errors import LimiterDown, Unavailable
 from loraplex.platform.limit_scripts import Abandoned
 from loraplex.platform.limits import Limiter
-from loraplex.platform.usage import Entry, decoded, record, record_all
+from loraplex.platform.usage import SERVER_DIED, Entry, decoded, record, record_all
 from loraplex.platform.usage_journal import Journal
 
 EVERY_S: Final = 2.0
+TOGETHER_S: Final = 0.2  # that an entry waits for others to be written with
 BATCH: Final = 100
-RECORD_S: Final = 3.0  # that a caller's last byte waits for the database
+MAX_WAITING: Final = 10_000
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +35,8 @@ class Books:
 
     def __init__(self, db: Database, limiter: Limiter, journal: Journal) -> None:
         self._db, self._limiter, self._journal = db, limiter, journal
-        self._queue: list[tuple[Entry, asyncio.Future[None]]] = []
+        self._waiting: list[Entry] = []
+        self._writing = anyio.Lock()
         self._writer: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -42,35 +46,50 @@ class Books:
         self._task = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Look once more, then no longer."""
+        """Write everything, look for leftovers once more, then no longer."""
         self._closing.set()
-        if self._task is not None:
-            await self._task
-        if self._writer is not None:
-            await self._writer
+        for task in (self._task, self._writer):
+            if task is not None:
+                await task
+        await self.flush()
         await self.tidy()
 
     async def record(self, entry: Entry) -> None:
-        """Write an entry to the ledger, or to the journal; raises nothing.
+        """Have a settled request's entry written within a moment; raises nothing.
 
-        Entries that come while others are being written are written together, in one transaction.
+        Entries of one moment are one transaction. Who is killed before it leaves the limiter's
+        record of the request, with this entry, to be found.
         """
-        written = asyncio.get_running_loop().create_future()
-        self._queue.append((entry, written))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write_queue())
-        with anyio.move_on_after(RECORD_S) as waiting:
-            await written
-        if waiting.cancelled_caught:
+        if len(self._waiting) >= MAX_WAITING:
             await self._put_off([entry])
+            return
+        self._waiting.append(entry)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_soon())
 
-    async def _write_queue(self) -> None:
-        while batch := self._queue[:BATCH]:
-            del self._queue[: len(batch)]
-            await self._write_or_put_off([entry for entry, _ in batch])
-            for _, written in batch:
-                if not written.done():
-                    written.set_result(None)
+    async def flush(self) -> None:
+        """Write what was recorded until now, to the ledger or to the journal; raises nothing."""
+        async with self._writing:
+            left = len(self._waiting)
+            while left > 0:
+                batch = self._waiting[: min(left, BATCH)]
+                await self._write_or_put_off(batch)
+                await self._forget(batch)
+                del self._waiting[: len(batch)]
+                left -= len(batch)
+
+    async def _write_soon(self) -> None:
+        while self._waiting:
+            with anyio.move_on_after(TOGETHER_S):
+                await self._closing.wait()
+            await self.flush()
+
+    async def _forget(self, entries: Sequence[Entry]) -> None:
+        """Nobody needs to find these requests any more; while Redis is away, who does finds all."""
+        try:
+            await self._limiter.forget([(each.tenant_id, each.request_id) for each in entries])
+        except LimiterDown as error:
+            log.debug("settled requests stay in Redis: %s", error)
 
     async def _write_or_put_off(self, entries: Sequence[Entry]) -> None:
         """Write all, or each by itself where that is refused; the journal takes the rest."""
@@ -133,12 +152,13 @@ class Books:
 
     async def _record_for(self, gone: Abandoned) -> int:
         """Tokens of an abandoned request, as the ledger has them then."""
-        entry = msgspec.structs.replace(decoded(gone.note), completion_tokens=gone.heard)
+        entry = msgspec.structs.replace(decoded(gone.note), created_at=gone.at)
+        if entry.outcome == SERVER_DIED:
+            entry = msgspec.structs.replace(entry, completion_tokens=gone.heard)
+            log.warning("the server of request %s died", entry.request_id)
         async with self._db.session(entry.tenant_id) as session:
             row = await record(session, entry)
-            used = row.prompt_tokens + row.completion_tokens
-        log.warning("the server of request %s died", entry.request_id)
-        return used
+            return row.prompt_tokens + row.completion_tokens
 
     async def drain(self) -> None:
         """Write what is in the journal; raises `Unavailable` while the database is away."""

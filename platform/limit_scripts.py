@@ -10,8 +10,10 @@ key beside them, so that abandoned ones are found without a scan; a Redis Cluste
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -23,17 +25,36 @@ from redis.exceptions import RedisError
 from loraplex.platform.breaker import Breaker
 from loraplex.platform.errors import LimiterDown
 from loraplex.platform.limit_standing import NAMES, Standing, Use
-from loraplex.platform.quotas import Bucket
+from loraplex.platform.quotas import Bucket, BucketKind
+from loraplex.platform.spending import Owner, Spending
 
 OPEN: Final = "limits:open"
-_FACTS, _EACH = 7, 6  # numbers of an answer's head, and of each bucket
+_FACTS, _EACH = 8, 6  # numbers of an answer's head, and of each bucket
 Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
 
 class NotTried(LimiterDown):
-    """The circuit is open, so Redis was not even asked."""
+    """Redis has let nothing in: the circuit is open, or the ledger is to be read first."""
+
+
+class Asks(IntEnum):
+    """Who needs what the ledger says of requests before Redis counted: nobody where none is."""
+
+    NOBODY, BUDGETS, ALL = range(3)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a request's buckets stand, if that can be said before the ledger is read.
+
+    `unread_us` is the moment before which it is to be read, now or (where there is a standing)
+    again; 0 if it is not. Microseconds since the epoch.
+    """
+
+    standing: Standing | None
+    unread_us: int
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
@@ -64,6 +85,7 @@ class Abandoned:
     id: str
     note: str
     heard: int
+    at: datetime  # let in, by Redis's clock
 
 
 class LimitScripts:
@@ -77,7 +99,7 @@ class LimitScripts:
         shared = _read("limits")
         self._scripts = {
             name: redis.register_script(shared + _read(name))
-            for name in ("admit", "settle", "heartbeat", "abandoned")
+            for name in ("admit", "seed", "settle", "heartbeat", "abandoned")
         }
 
     async def decide(
@@ -89,15 +111,37 @@ class LimitScripts:
         *,
         note: str = "",
         dry: bool = False,
-    ) -> Standing:
+        asks: Asks = Asks.NOBODY,
+    ) -> Decision:
         """Let a request in or say what refuses it; `dry` only says."""
-        head = (id, self._period_us, self._lease_us, estimate, int(dry), note)
+        head = (id, self._period_us, self._lease_us, estimate, int(dry), note, int(asks))
         limits = [argument for bucket in buckets for argument in _arguments(bucket)]
-        return _standing(buckets, await self._run("admit", prefix(tenant_id), *head, *limits))
+        reply = await self._run("admit", prefix(tenant_id), *head, *limits)
+        if reply[0] < 0:
+            return Decision(None, reply[1])
+        return Decision(_standing(buckets, reply), reply[_FACTS - 1])
 
-    async def settle(self, tenant_id: str, id: str, used: int) -> bool:
-        """End a request; whether it was open until now."""
-        return bool(await self._run("settle", prefix(tenant_id), id, used, 0))
+    async def seed(self, tenant_id: str, since_us: int, spent: Mapping[Owner, Spending]) -> bool:
+        """Tell what buckets used before that moment; False if Redis has lost it since."""
+        told = [
+            argument
+            for (kind, id), each in spent.items()
+            for argument in (_bucket_name(kind, id), each.day, each.month)
+        ]
+        return bool(await self._run("seed", prefix(tenant_id), since_us, *told))
+
+    async def settle(self, tenant_id: str, id: str, used: int, note: str = "") -> bool:
+        """End a request; whether it was known. With a note, its record is kept."""
+        head = (id, used, 0, self._lease_us, note)
+        return bool(await self._run("settle", prefix(tenant_id), *head))
+
+    async def forget(self, settled: Sequence[tuple[str, str]]) -> None:
+        """Drop the records of settled requests, by tenant and id."""
+        wheres = [(prefix(tenant_id), id) for tenant_id, id in settled]
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.zrem(OPEN, *(f"{where} {id}" for where, id in wheres))
+        pipe.unlink(*(f"{where}:reserved:{id}" for where, id in wheres))
+        await self._bounded(pipe.execute)
 
     async def heartbeat(self, tenant_id: str, id: str, heard: int) -> bool:
         """Keep a request's leases; whether they all still were."""
@@ -106,14 +150,15 @@ class LimitScripts:
     async def abandoned(self, limit: int) -> list[Abandoned]:
         """Some of the requests whose server has said nothing for a whole lease."""
         found = []
-        for name, note, heard in await self._run("abandoned", "limits", limit):
+        for name, note, heard, at in await self._run("abandoned", "limits", limit):
             where, _, id = name.decode().partition(" ")
-            found.append(Abandoned(where, id, note.decode(), heard))
+            let_in = datetime.fromtimestamp(at / 1e6, UTC)
+            found.append(Abandoned(where, id, note.decode(), heard, let_in))
         return found
 
     async def sweep(self, gone: Abandoned, used: int) -> bool:
         """Charge an abandoned request; False if its server has spoken meanwhile."""
-        return bool(await self._run("settle", gone.prefix, gone.id, used, 1))
+        return bool(await self._run("settle", gone.prefix, gone.id, used, 1, self._lease_us, ""))
 
     async def refusals(self, tenant_id: str) -> list[Refusal]:
         """The last refusals of a tenant's requests, the newest first."""
@@ -135,11 +180,15 @@ class LimitScripts:
             raise NotTried
         return await self._attempt(call)
 
+    async def _within(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        with anyio.move_on_after(self._timeout_s, shield=True):
+            return await call()
+        raise TimeoutError
+
     async def _attempt(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
         """Make a call to its end even if the caller is cancelled, so that none half-knows."""
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(self._timeout_s):
-                answer = await call()
+            answer = await self._within(call)
         except (RedisError, OSError) as error:
             if self._breaker.is_well:
                 log.warning("Redis does not answer: %s: %s", type(error).__name__, error)
@@ -160,17 +209,20 @@ def _read(name: str) -> str:
     return Path(__file__).with_name(f"{name}.lua").read_text()
 
 
-def _bucket_name(bucket: Bucket) -> str:
-    return bucket.kind if bucket.kind == "tenant" else f"{bucket.kind}:{bucket.id}"
+def _bucket_name(kind: BucketKind, id: str) -> str:
+    return kind if kind == "tenant" else f"{kind}:{id}"
 
 
 def _arguments(bucket: Bucket) -> list[str | int]:
     limits = (getattr(bucket.limits, name) for name in NAMES)
-    return [_bucket_name(bucket), *(-1 if limit is None else limit for limit in limits)]
+    return [
+        _bucket_name(bucket.kind, bucket.id),
+        *(-1 if limit is None else limit for limit in limits),
+    ]
 
 
 def _standing(buckets: Sequence[Bucket], reply: Sequence[int]) -> Standing:
-    refused_by, limit, wait_us, now, *ends = reply[:_FACTS]
+    refused_by, limit, wait_us, now, *ends, _ = reply[:_FACTS]
     left = [(end - now) / 1e6 for end in ends]
     uses = []
     for i, bucket in enumerate(buckets):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, get_args
 
+import msgspec
+
 from loraplex.platform.errors import (
     BadRequest,
     BudgetSpent,
@@ -24,8 +26,7 @@ BUDGETS: Final = frozenset({"tokens_per_day", "tokens_per_month"})
 _TOKENS: Final[tuple[LimitName, ...]] = ("tokens_per_minute", "tokens_per_day", "tokens_per_month")
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(msgspec.Struct, frozen=True):
     """One limit of one bucket as it stands; `reset_s` seconds from now all of it is there again.
 
     A `limit` of None is no limit: then `remaining` is None too.

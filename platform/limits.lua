@@ -7,6 +7,8 @@
 --                   <bucket>:day:2026-11-30  tokens of a UTC day
 --                   <bucket>:month:2026-11   tokens of a UTC month
 -- A request's:      <tenant>:reserved:<id>   what it reserved and where
+-- A tenant's:       <tenant>:since           when its requests began to be counted
+--                   <tenant>:ledger          tokens of earlier ones, by <bucket>:<window>
 -- All times are microseconds.
 
 local DAY = 86400000000
@@ -39,17 +41,23 @@ local function days_in(year, month)
   return (month == 4 or month == 6 or month == 9 or month == 11) and 30 or 31
 end
 
--- The minute, the day and the month of now: the last part of their counters' names, and their ends.
-local function windows(period)
-  local minute, today = math.floor(now / period), math.floor(now / DAY)
+-- The UTC day and month of a moment: the last part of their counters' names, and their ends.
+local function dates(moment)
+  local today = math.floor(moment / DAY)
   local year, month, day = civil(today)
   local names = {
-    string.format('minute:%.0f', minute),
     string.format('day:%04d-%02d-%02d', year, month, day),
     string.format('month:%04d-%02d', year, month),
   }
-  local days_left = days_in(year, month) - day + 1
-  return names, {(minute + 1) * period, (today + 1) * DAY, (today + days_left) * DAY}
+  return names, {(today + 1) * DAY, (today + days_in(year, month) - day + 1) * DAY}
+end
+
+-- The same of now, after its minute's.
+local function windows(period)
+  local minute, names, ends = math.floor(now / period), dates(now)
+  table.insert(names, 1, string.format('minute:%.0f', minute))
+  table.insert(ends, 1, (minute + 1) * period)
+  return names, ends
 end
 
 local function record_of(id)

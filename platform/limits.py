@@ -11,6 +11,9 @@ any number of processes together never let more through than the limits say.
 - *At once*: a lease a request and bucket, which ends by `settle`, or `lease_s` after its last
   heartbeat.
 
+Redis may lose its data. Then, and before anything is decided for who has a budget, the usage ledger
+says what was used of it (`budget_seed.py`).
+
 A request that nobody settles (its process was killed) is found by `abandoned` when its leases have
 ended, with the tokens that were last heard of, and charged by `sweep`.
 
@@ -21,21 +24,25 @@ what tokens are.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
 
-import anyio
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from loraplex.platform.breaker import Breaker
+from loraplex.platform.budget_seed import BudgetSeed, Spent
 from loraplex.platform.degraded import Degraded
 from loraplex.platform.errors import LimiterDown
 from loraplex.platform.ids import new_id
-from loraplex.platform.limit_scripts import Abandoned, LimitScripts, NotTried, Refusal
+from loraplex.platform.limit_scripts import Abandoned, Asks, LimitScripts, NotTried, Refusal
 from loraplex.platform.limit_standing import Standing, check_fits, refusal
+from loraplex.platform.pulse import Pulse
 from loraplex.platform.quotas import Bucket
 
 PERIOD_S: Final = 60.0
@@ -60,6 +67,11 @@ class Admission:
     known: bool = True
 
     @property
+    def at(self) -> datetime:
+        """When it was let in, by the counter's clock: what the ledger has to say, too."""
+        return datetime.fromtimestamp(self.standing.now, UTC)
+
+    @property
     def headers(self) -> dict[str, str]:
         """The response's headers about limits."""
         return self.standing.headers
@@ -69,7 +81,8 @@ class Limiter:
     """Admits, keeps and settles requests. `redis` comes from `connect`.
 
     `replicas` is how many processes share the rates while Redis is away. No call waits longer than
-    `timeout_s`, by default the client's own. Other periods and leases than the standard ones are
+    `timeout_s`, by default the client's own. `spent` reads the usage ledger; without it, what Redis
+    has lost is lost. Other periods and leases than the standard ones are
     for tests; all processes must agree.
     """
 
@@ -81,6 +94,7 @@ class Limiter:
         lease_s: float = LEASE_S,
         replicas: int = 1,
         timeout_s: float | None = None,
+        spent: Spent | None = None,
     ) -> None:
         self._breaker, self._lease_s = Breaker(), lease_s
         self._scripts = LimitScripts(
@@ -90,6 +104,7 @@ class Limiter:
             timeout_s=timeout_s or redis.connection_pool.connection_kwargs["socket_timeout"],
             breaker=self._breaker,
         )
+        self._seed = BudgetSeed(spent, self._scripts) if spent is not None else None
         self._here = Degraded(replicas, round(period_s * 1e6))
         self._owed: dict[str, tuple[str, int]] = {}  # id: its tenant, and the tokens it used
 
@@ -116,13 +131,40 @@ class Limiter:
         check_fits(buckets, estimate)
         id, known = request_id or new_id("adm"), True
         try:
-            standing = await self._scripts.decide(tenant_id, id, buckets, estimate, note=note)
+            standing = await self._decide(tenant_id, id, buckets, estimate, note=note)
         except LimiterDown as error:
             known = not isinstance(error, NotTried)
             standing = self._admit_here(tenant_id, id, buckets, estimate, known)
         if standing.refused_by is not None:
             raise refusal(standing, estimate)
         return Admission(id, tenant_id, estimate, standing, known)
+
+    async def _decide(
+        self,
+        tenant_id: str,
+        id: str,
+        buckets: Sequence[Bucket],
+        estimate: int,
+        *,
+        note: str = "",
+        dry: bool = False,
+        asks: Asks = Asks.BUDGETS,
+    ) -> Standing:
+        """Ask Redis, which is told first what it needs of the ledger; raises `LimiterDown`."""
+        ask = partial(
+            self._scripts.decide,
+            tenant_id,
+            id,
+            buckets,
+            estimate,
+            note=note,
+            dry=dry,
+            asks=asks if self._seed else Asks.NOBODY,
+        )
+        decision = await (self._seed.decided(tenant_id, ask) if self._seed else ask())
+        if decision.standing is None:
+            raise NotTried
+        return decision.standing
 
     def _admit_here(
         self, tenant_id: str, id: str, buckets: Sequence[Bucket], estimate: int, known: bool
@@ -139,18 +181,28 @@ class Limiter:
             raise LimiterDown
         return standing
 
-    async def settle(self, admission: Admission, used: int) -> None:
+    async def settle(self, admission: Admission, used: int, *, note: str = "") -> None:
         """End a request that used so many tokens: the leases, and the difference to the estimate.
 
-        A second call changes nothing. Where Redis is away, `catch_up` does it later.
+        With a `note` it can still be found, by `abandoned` once a lease has passed, until it is
+        forgotten. A second call changes nothing. Where Redis is away, `catch_up` does it later.
         """
         self._here.settle(admission.id, used, _now_us())
         if not admission.known:
             return
         try:
-            await self._scripts.settle(admission.tenant_id, admission.id, used)
+            await self._scripts.settle(admission.tenant_id, admission.id, used, note)
         except LimiterDown:
             self._owe(admission.tenant_id, admission.id, used)
+
+    async def forget(self, settled: Sequence[tuple[str, str]]) -> None:
+        """Keep nothing of settled requests, by tenant and id; raises `LimiterDown`.
+
+        Those that Redis has yet to be told of are forgotten when it is.
+        """
+        told = [(tenant_id, id) for tenant_id, id in settled if id not in self._owed]
+        if told:
+            await self._scripts.forget(told)
 
     async def heartbeat(self, admission: Admission, heard: int = 0) -> bool:
         """Keep the leases for another while, and say how many tokens were generated so far.
@@ -161,18 +213,29 @@ class Limiter:
             return False
         return await self._scripts.heartbeat(admission.tenant_id, admission.id, heard)
 
-    async def keep_alive(self, admission: Admission, heard: Callable[[], int]) -> NoReturn:
-        """Send heartbeats until cancelled, three a lease; run it in a task beside the request."""
-        while True:
-            await anyio.sleep(min(HEARTBEAT_S, self._lease_s / 3))
-            try:
-                await self.heartbeat(admission, heard())
-            except LimiterDown:
-                continue
+    @contextmanager
+    def kept_alive(self, admission: Admission, heard: Callable[[], int]) -> Iterator[None]:
+        """Send heartbeats while the block runs, at least three a lease; short blocks need none."""
+        every_s = min(HEARTBEAT_S, self._lease_s / 3)
+        pulse = Pulse(lambda: self._try_heartbeat(admission, heard()), every_s)
+        try:
+            yield
+        finally:
+            pulse.stop()
 
-    async def look(self, tenant_id: str, buckets: Sequence[Bucket], estimate: int = 0) -> Standing:
-        """How buckets stand, and what would refuse such a request; raises `LimiterDown`."""
-        return await self._scripts.decide(tenant_id, "", buckets, estimate, dry=True)
+    async def _try_heartbeat(self, admission: Admission, heard: int) -> None:
+        with suppress(LimiterDown):
+            await self.heartbeat(admission, heard)
+
+    async def look(
+        self, tenant_id: str, buckets: Sequence[Bucket], estimate: int = 0, *, whole: bool = False
+    ) -> Standing:
+        """How buckets stand, and what would refuse such a request; raises `LimiterDown`.
+
+        A `whole` look waits for the ledger even where there is no budget to hold.
+        """
+        asks = Asks.ALL if whole else Asks.BUDGETS
+        return await self._decide(tenant_id, "", buckets, estimate, dry=True, asks=asks)
 
     async def refusals(self, tenant_id: str) -> list[Refusal]:
         """The last refusals of a tenant's requests, the newest first; raises `LimiterDown`."""
@@ -198,6 +261,11 @@ class Limiter:
         for id, (tenant_id, used) in list(self._owed.items()):
             await self._scripts.settle(tenant_id, id, used)
             self._owed.pop(id, None)
+
+    async def close(self) -> None:
+        """Give up what is being read of the ledger."""
+        if self._seed is not None:
+            await self._seed.close()
 
     async def ping(self) -> None:
         """Return when Redis answers; raises `LimiterDown`."""

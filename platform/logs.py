@@ -86,11 +86,16 @@ class Redaction(logging.Filter):
             record.exc_text = self._redact(record.exc_text)
         if record.stack_info:
             record.stack_info = self._redact(record.stack_info)
-        record.fields = {
-            name: self._redact(value) if isinstance(value, str) else value
-            for name, value in _fields(record).items()
-        }
+        record.fields = self._clean(_fields(record))
         return True
+
+    def _clean(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Look once through all texts, since there is hardly ever a secret in one."""
+        texts = {name: value for name, value in fields.items() if isinstance(value, str)}
+        together = "\n".join(texts.values())
+        if self._redact(together) == together:
+            return fields
+        return fields | {name: self._redact(text) for name, text in texts.items()}
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from alembic.util import CommandError
@@ -33,6 +34,7 @@ from loraplex.platform.limits import Limiter, connect
 from loraplex.platform.prefix_state import PrefixState
 from loraplex.platform.settings import Settings
 from loraplex.platform.sockets import socket_path
+from loraplex.platform.spent_before import spent_before
 from loraplex.platform.supervise import GaveUp
 from loraplex.platform.traces import Traces
 from loraplex.platform.upload_desk import Uploads
@@ -110,14 +112,17 @@ async def note_base(
         await note_served(session, base, dtype if quantized == "none" else str(quantized))
 
 
-def open_limits(settings: Settings, redis: Redis) -> Limiter:
-    """Hold requests to limits, on that Redis."""
-    return Limiter(
+def open_limits(settings: Settings, redis: Redis, db: Database, stack: AsyncExitStack) -> Limiter:
+    """Hold requests to limits, on that Redis; what it lost of budgets is in the ledger."""
+    limiter = Limiter(
         redis,
         lease_s=settings.lease_s,
         replicas=settings.replicas,
         timeout_s=settings.redis_timeout_s,
+        spent=partial(spent_before, db),
     )
+    stack.push_async_callback(limiter.close)
+    return limiter
 
 
 def keep_books(

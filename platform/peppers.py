@@ -4,7 +4,6 @@ A stolen table of hashes is of no use without it. A new pepper makes new hashes 
 still verify. Knows secrets; refuses to know what is hashed, and to show one.
 """
 
-import hashlib
 import hmac
 from collections.abc import Sequence
 
@@ -30,4 +29,4 @@ class Peppers:
 
 
 def _digest(pepper: bytes, text: str) -> str:
-    return hmac.new(pepper, text.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(pepper, text.encode(), "sha256").hex()

@@ -131,7 +131,7 @@ class House:
             db = await parts.open_database(settings, stack)
         with steps.step("opening Redis"):
             redis = await parts.open_redis(settings, stack)
-        limiter = parts.open_limits(settings, redis)
+        limiter = parts.open_limits(settings, redis, db, stack)
         books = parts.keep_books(settings, redis, db, limiter, stack)
         engine = await self._start_engine()
         await parts.note_base(settings, db, base, engine)

@@ -137,6 +137,7 @@ def memory(ready: Ready | None, stats: Stats) -> tuple[tuple[Share, ...], int, i
 async def _today(ctx: Context, visit: Visit) -> tuple[int, int]:
     tokens = func.sum(UsageRecord.prompt_tokens + UsageRecord.completion_tokens)
     statement = select(func.count(), tokens).select_from(UsageRecord)
+    await ctx.books.flush()
     async with ctx.db.read(visit.tenant_id) as session:
         found = await session.execute(statement.where(UsageRecord.day == utc_now().date()))
         requests, total = found.one()

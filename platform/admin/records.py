@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from loraplex.platform.admin.route import PageRoute
-from loraplex.platform.admin.shell import page, shell
+from loraplex.platform.admin.shell import page, pager, shell
 from loraplex.platform.admin.visit import PATH, Visit, Visiting, Writing
 from loraplex.platform.admin.whose import actor_names, tenant_names
 from loraplex.platform.api import audit as audit_api
@@ -20,7 +20,7 @@ from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import NotFound
 from loraplex.platform.usage import Grouping, UsageTotal, totals
 from loraplex.web.contexts.records import AuditPage, AuditRow, UsagePage, UsageRow
-from loraplex.web.contexts.shell import Choice, Pager
+from loraplex.web.contexts.shell import Choice
 
 router = APIRouter(prefix=PATH, route_class=PageRoute, include_in_schema=False)
 Short = Annotated[str, Query(max_length=160)]
@@ -51,6 +51,7 @@ async def show_usage(
     """Totals, as a page or as CSV."""
     first, last = _days(since, until)
     whose = _whose(visit, tenant_id)
+    await ctx.books.flush()
     async with ctx.db.read(visit.tenant_id) as session:
         found = await totals(session, tenant_id=whose, since=first, until=last, group_by=group_by)
         names = await tenant_names(session, (each.tenant_id for each in found))
@@ -165,10 +166,7 @@ async def show_audit(
             )
             for entry in entries
         ),
-        pager=Pager(
-            there if before else None,
-            f"{there}&before={entries[-1].id}" if found.has_more else None,
-        ),
+        pager=pager(there, before, entries[-1].id if found.has_more else None, "before"),
         csv=f"{PATH}/audit?{urlencode(asked | {'format': 'csv'})}",
     )
     return page(context)

@@ -8,12 +8,11 @@ request finds its limits free. Refuses to know how answers are shaped.
 
 import time
 
-import anyio
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from loraplex.platform.api.beside import beside, while_connected
+from loraplex.platform.api.beside import while_connected
 from loraplex.platform.api.choice import Delta
 from loraplex.platform.api.context import Context
 from loraplex.platform.api.explain import Facts, as_headers, moments, timings, weights
@@ -74,16 +73,12 @@ class Answer(Response):
     async def _run(self, send: Send) -> None:
         """Take deltas as they come: send them on, or keep them for the whole answer."""
         began, first = time.monotonic(), True
-        sink, source = anyio.create_memory_object_stream[Delta | ApiError](0)
-        with sink, source:
-            async with beside(lambda _: self._generation.run(sink)):
-                async for delta in source:
-                    if isinstance(delta, ApiError):
-                        raise delta
-                    if first:
-                        self._ctx.metrics.observe_first_token(time.monotonic() - began)
-                        first = False
-                    await self._take(delta, send)
+        async with self._generation.deltas() as deltas:
+            async for delta in deltas:
+                if first:
+                    self._ctx.metrics.observe_first_token(time.monotonic() - began)
+                    first = False
+                await self._take(delta, send)
 
     async def _take(self, delta: Delta, send: Send) -> None:
         if not self._job.stream:

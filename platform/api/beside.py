@@ -1,9 +1,10 @@
-"""Runs work beside a block: heartbeats, pumps, and the watch for a caller who leaves.
+"""Runs work beside a block: pumps, and the watch for a caller who leaves.
 
 A server tells an app of a disconnect only by the message that `receive` returns: a failed send is
 silent or raises, depending on the server, and a generator that is being sent is not closed.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -39,16 +40,17 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 
     The request's body must have been read.
     """
-    gone = False
-
-    async def listen(scope: anyio.CancelScope) -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        scope.cancel()
-
-    async with beside(listen):
-        yield
-    if gone:
+    with anyio.CancelScope() as scope:
+        listener = asyncio.create_task(_listen(receive, scope))
+        try:
+            yield
+        finally:
+            listener.cancel()
+    if scope.cancelled_caught:
         raise ClientDisconnect
+
+
+async def _listen(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

@@ -9,13 +9,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from loraplex.engine.protocol import Chunk, FinishReason, TokenLogprob
 from loraplex.platform.errors import EngineRestarted
 from loraplex.platform.text import Decoder, StopStrings
 
 
-@dataclass(frozen=True)
-class ShownToken:
+class ShownToken(msgspec.Struct, frozen=True):
     """A token, where its text starts, and its log-probabilities (a prompt's first has none)."""
 
     offset: int
@@ -23,8 +24,7 @@ class ShownToken:
     logprob: TokenLogprob | None
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """What one event added to a choice; `finish` is set on the last one.
 
     `stop` is the stop string that ended it, where one did.

@@ -5,7 +5,6 @@ Each turns its body into token ids; everything after that is the same job.
 
 from typing import Annotated
 
-from anyio import to_thread
 from fastapi import APIRouter, Body
 from starlette.responses import Response
 
@@ -61,8 +60,7 @@ async def create_chat_completion(
     parameters and `guided_*` are served too. Fields that are not served are refused by name.
     """
     caller = await find_caller(ctx, principal, request_id, body, explain, conversation)
-    with ctx.traces.step("tokenize"):
-        inputs = await to_thread.run_sync(read_chat, ctx, body)
+    inputs = await read_chat(ctx, body)
     names = frozenset(tool.function.name for tool in body.callable_tools)
     form = ChatForm(identify("chatcmpl-", caller, body), ctx.vocabulary, names)
     return Answer(ctx, make_job(ctx, caller, body, inputs, form))
@@ -79,7 +77,6 @@ async def create_completion(
 ) -> Response:
     """Continue one prompt or several: texts, or lists of token ids."""
     caller = await find_caller(ctx, principal, request_id, body, explain, conversation)
-    with ctx.traces.step("tokenize"):
-        inputs = await to_thread.run_sync(read_prompts, ctx, body)
+    inputs = await read_prompts(ctx, body)
     form = CompletionForm(identify("cmpl-", caller, body), ctx.vocabulary)
     return Answer(ctx, make_job(ctx, caller, body, inputs, form))

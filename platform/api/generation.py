@@ -4,11 +4,12 @@ Runs an engine request for each prompt, at once, and tells its choices apart. Kn
 and images; refuses to know HTTP, JSON and whose request it is.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
-from anyio.streams.memory import MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.protocol import (
@@ -20,6 +21,7 @@ from loraplex.engine.protocol import (
     PromptLogprobs,
     TokenLogprob,
 )
+from loraplex.platform.api.beside import beside
 from loraplex.platform.api.choice import Choice, Delta, ShownToken
 from loraplex.platform.errors import (
     ApiError,
@@ -115,39 +117,63 @@ class Generation:
         """Prompt tokens that the engine did not compute anew, as far as it has said so."""
         return sum(run.finished.cached_tokens for run in self.runs if run.finished)
 
-    async def run(self, sink: MemoryObjectSendStream[Delta | ApiError]) -> None:
-        """Run everything to its end. Cancelling it aborts it in the engine."""
+    @asynccontextmanager
+    async def deltas(self) -> AsyncIterator[AsyncIterator[Delta]]:
+        """What all runs say, as it comes; leaving the block aborts in the engine what still runs.
+
+        The iterator raises the `ApiError` of the first run that fails.
+        """
+        if len(self.runs) == 1:
+            async with aclosing(self._follow(self.runs[0])) as deltas:
+                yield deltas
+            return
+        sink, source = anyio.create_memory_object_stream[Delta | ApiError](0)
+        with sink, source:
+            async with (
+                beside(lambda _: self._follow_all(sink)),
+                aclosing(_raising(source)) as deltas,
+            ):
+                yield deltas
+
+    async def _follow_all(self, sink: MemoryObjectSendStream[Delta | ApiError]) -> None:
         async with sink, anyio.create_task_group() as group:
             for run in self.runs:
-                group.start_soon(self._run_prompt, run, sink)
+                group.start_soon(self._feed, run, sink)
 
-    async def _run_prompt(self, run: Run, sink: MemoryObjectSendStream[Delta | ApiError]) -> None:
+    async def _feed(self, run: Run, sink: MemoryObjectSendStream[Delta | ApiError]) -> None:
+        async with aclosing(self._follow(run)) as deltas:
+            try:
+                async for delta in deltas:
+                    await sink.send(delta)
+            except ApiError as error:
+                await sink.send(error)
+
+    async def _follow(self, run: Run) -> AsyncGenerator[Delta, None]:
+        """One run's deltas to the engine's last word; it is told of a choice's stop string."""
         events = self._engine.generate(run.request)
         try:
-            await self._pump(events, run, sink)
-        except ApiError as error:
-            await sink.send(error)
+            async for event in events:
+                if not (delta := run.take(event)):
+                    continue
+                if isinstance(event, Chunk) and not event.finish and delta.finish:
+                    await self._engine.abort(run.request.request_id, event.index)
+                yield delta
         finally:
             with anyio.CancelScope(shield=True):
                 await events.aclose()
 
-    async def _pump(
-        self,
-        events: AsyncGenerator[Event, None],
-        run: Run,
-        sink: MemoryObjectSendStream[Delta | ApiError],
-    ) -> None:
-        """Pass deltas on until the engine's last word; it is told of a choice's stop string."""
-        async for event in events:
-            if not (delta := run.take(event)):
-                continue
-            if isinstance(event, Chunk) and not event.finish and delta.finish:
-                await self._engine.abort(run.request.request_id, event.index)
-            await sink.send(delta)
-
     def _choices(self) -> Iterator[Choice]:
         for run in self.runs:
             yield from run.choices
+
+
+async def _raising(
+    source: MemoryObjectReceiveStream[Delta | ApiError],
+) -> AsyncGenerator[Delta, None]:
+    async for each in source:
+        if isinstance(each, ApiError):
+            raise each
+        yield each
 
 
 def failure_of(event: Failed, param: str | None = None) -> ApiError:

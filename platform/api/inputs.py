@@ -1,13 +1,15 @@
 """From a checked body to what runs: whose job it is, its prompts as token ids, and its stops.
 
-Knows bodies, templates and the tokenizer; refuses to know how answers are written. Reading takes
-milliseconds: it is for a thread.
+Knows bodies, templates and the tokenizer; refuses to know how answers are written.
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
-from typing import Annotated
+from typing import Annotated, Final
 
+from anyio import to_thread
 from fastapi import Depends, Header
 
 from loraplex.platform.api.auth import allow, own_tenant
@@ -25,6 +27,7 @@ from loraplex.platform.hermes import CLOSE
 from loraplex.platform.keys import Principal
 from loraplex.platform.text import Vocabulary, pieces_of
 
+SHORT: Final = 1_000  # characters
 Inferring = Annotated[Principal, Depends(allow("infer"))]
 Explain = Annotated[
     bool | None,
@@ -63,8 +66,26 @@ def identify(prefix: str, caller: Caller, body: GenerationRequest) -> Identity:
     )
 
 
-def read_chat(ctx: Context, body: ChatRequest) -> Inputs:
+async def read_chat(ctx: Context, body: ChatRequest) -> Inputs:
     """The one prompt that a conversation is, and the form of its answer."""
+    length = sum(len(message.content) for message in body.messages)
+    is_quick = length <= SHORT and body.tools is None and not any(body.asked())
+    return await _read(ctx, partial(_read_chat, ctx, body), is_quick)
+
+
+async def read_prompts(ctx: Context, body: CompletionRequest) -> Inputs:
+    """The prompts of plain completions, and the form of their answers."""
+    is_quick = sum(map(len, body.prompts)) <= SHORT and not any(body.asked())
+    return await _read(ctx, partial(_read_prompts, ctx, body), is_quick)
+
+
+async def _read(ctx: Context, reader: Callable[[], Inputs], is_quick: bool) -> Inputs:
+    """Read on a thread, beside other requests, what takes longer than the way there and back."""
+    with ctx.traces.step("tokenize"):
+        return reader() if is_quick else await to_thread.run_sync(reader)
+
+
+def _read_chat(ctx: Context, body: ChatRequest) -> Inputs:
     if ctx.template is None:
         raise BadRequest(
             "This base has no chat template, so it cannot chat; use /v1/completions.", param="model"
@@ -75,8 +96,7 @@ def read_chat(ctx: Context, body: ChatRequest) -> Inputs:
     return Inputs([prompt], forced(body) or guide_of(body), stops)
 
 
-def read_prompts(ctx: Context, body: CompletionRequest) -> Inputs:
-    """The prompts of plain completions, and the form of their answers."""
+def _read_prompts(ctx: Context, body: CompletionRequest) -> Inputs:
     prompts = [_prompt(ctx.vocabulary, prompt, body.echoes) for prompt in body.prompts]
     return Inputs(prompts, guide_of(body))
 

@@ -13,7 +13,6 @@ import anyio
 import msgspec
 from starlette.requests import ClientDisconnect
 
-from loraplex.platform.api.beside import beside
 from loraplex.platform.api.context import Context
 from loraplex.platform.api.forms import Usage
 from loraplex.platform.api.generation import Generation
@@ -43,11 +42,10 @@ async def admitted(ctx: Context, job: Job, generation: Generation) -> AsyncItera
     entry, began = _entry(job), time.monotonic()
     with ctx.traces.step("admission"):
         admission = await _admit(ctx, job, entry)
+    entry = msgspec.structs.replace(entry, created_at=admission.at)
     outcome = "cancelled"
     try:
-        async with beside(
-            lambda _: ctx.limiter.keep_alive(admission, lambda: generation.completion_tokens)
-        ):
+        with ctx.limiter.kept_alive(admission, lambda: generation.completion_tokens):
             yield admission
         outcome = generation.outcome
     except ApiError as error:
@@ -94,14 +92,17 @@ def _charge(generation: Generation, outcome: str) -> Usage:
 
 
 async def _settle(ctx: Context, job: Job, admission: Admission, entry: Entry) -> None:
-    """Record first: who is killed in between leaves a reservation, which is swept, to no harm."""
+    """Charge it, then have it recorded; who is killed in between leaves it to be found, whole."""
     ctx.metrics.count_generation(entry)
     note(**{name: value for name in NOTED if (value := getattr(entry, name)) is not None})
     for run in job.runs:
         if run.finished is not None:
             ctx.prefixes.count(job.caller.tenant_id, run.finished)
-    await ctx.books.record(entry)
-    await ctx.limiter.settle(admission, entry.prompt_tokens + entry.completion_tokens)
+    used = entry.prompt_tokens + entry.completion_tokens
+    try:
+        await ctx.limiter.settle(admission, used, note=entry.encoded())
+    finally:
+        await ctx.books.record(entry)
 
 
 def _entry(job: Job) -> Entry:

@@ -6,7 +6,6 @@ and only the shape of bodies, events and errors is Anthropic's.
 
 from typing import Annotated, Final, Literal
 
-from anyio import to_thread
 from fastapi import APIRouter, Body, Header
 from pydantic import BaseModel, Field
 from starlette.responses import Response
@@ -103,8 +102,7 @@ async def create_message(
     _check_betas(betas)
     chat = body.chat()
     caller = await find_caller(ctx, principal, request_id, chat, explain, conversation)
-    with ctx.traces.step("tokenize"):
-        inputs = await to_thread.run_sync(read_chat, ctx, chat)
+    inputs = await read_chat(ctx, chat)
     asked = Asked(
         request_id=request_id,
         id=f"msg_{request_id.partition('_')[2]}",
@@ -129,8 +127,7 @@ async def count_message_tokens(
     _check_betas(betas)
     chat = body.chat()
     await find_caller(ctx, principal, request_id, chat, explain=False)
-    with ctx.traces.step("tokenize"):
-        inputs = await to_thread.run_sync(read_chat, ctx, chat)
+    inputs = await read_chat(ctx, chat)
     return TokensOut(input_tokens=inputs.tokens)
 
 

@@ -63,7 +63,7 @@ async def get_quota(
     Rates, budgets and requests at once are read from Redis, storage from the registry.
     """
     held = await _held(ctx, principal, tenant_id, key_id, adapter)
-    standing = await ctx.limiter.look(tenant_id, held.buckets)
+    standing = await ctx.limiter.look(tenant_id, held.buckets, whole=True)
     refusals = await ctx.limiter.refusals(tenant_id)
     limits = TenantLimits.of(held.tenant)
     return QuotaOut(

@@ -32,7 +32,7 @@ from loraplex.platform.settings import Settings
 from loraplex.platform.uploads import Gate
 from loraplex.platform.usage_journal import Journal
 
-TOKEN_S = 0.004
+TOKEN_S = 0.012
 
 
 class Slow:

@@ -9,6 +9,7 @@ import json
 import random
 import signal
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,15 +30,15 @@ from loraplex.platform.usage_journal import KEY
 pytestmark = pytest.mark.anyio
 SERVER = Path(__file__).with_name("crowd_server.py")
 CLIENTS, VICTIMS, KILL_AFTER = 200, 6, 60
-LEASE_S = 1.5
+LEASE_S = 4.0
 PATIENCE = 60.0
 PATH = "/v1/chat/completions"
 PROMPT = len(b"user:Hello\nassistant:")
-LIMITED = {  # less of each than 50 clients ask for
-    "requests": TenantLimits(30),
-    "tokens": TenantLimits(tokens_per_minute=800, tokens_per_month=700),
+LIMITED = {  # less of each than the 25 of 50 clients ask for whose server lives
+    "requests": TenantLimits(20),
+    "tokens": TenantLimits(tokens_per_minute=500, tokens_per_month=400),
     "at_once": TenantLimits(max_concurrency=9),
-    "budget": TenantLimits(tokens_per_day=600),
+    "budget": TenantLimits(tokens_per_day=300),
 }
 
 
@@ -77,7 +78,7 @@ class Crowd:
     def __init__(self, client: httpx.AsyncClient, urls: list[str], keys: dict[str, str]) -> None:
         self.client, self.urls, self.keys = client, urls, keys
         self.statuses: dict[str, Counter[int]] = defaultdict(Counter)
-        self.enough = asyncio.Event()
+        self.enough, self.killed_at = asyncio.Event(), 0.0
 
     @asynccontextmanager
     async def asking(self, name: str, url: str, request: dict) -> AsyncIterator[httpx.Response]:
@@ -124,12 +125,16 @@ async def come_and_kill(crowd: Crowd, child: asyncio.subprocess.Process, url: st
         await crowd.enough.wait()
         child.send_signal(signal.SIGKILL)
         await child.wait()
+        crowd.killed_at = time.monotonic()
 
 
-def read(*diaries: Path) -> list[tuple[str, float, str, str]]:
-    """What, when, whose and which, in the order of time."""
+def read(killed_at: float, *diaries: Path) -> list[tuple[str, float, str, str]]:
+    """What, when, whose and which, in the order of time; what a kill ended too."""
     lines = [line.split() for diary in diaries for line in diary.read_text().splitlines()]
-    return sorted(((w, float(t), tenant, id) for w, t, tenant, id in lines), key=lambda e: e[1])
+    told = [(what, float(at), tenant, id) for what, at, tenant, id in lines]
+    ended = {id for what, _, _, id in told if what == "end"}
+    cut = [("end", killed_at, tenant, id) for _, _, tenant, id in told if id not in ended]
+    return sorted(told + cut, key=lambda event: event[1])
 
 
 async def ledger(world) -> dict[str, UsageRecord]:
@@ -149,7 +154,7 @@ async def test_200_clients_two_servers_and_a_kill(world, redis, redis_server, tm
         await come_and_kill(crowd, child, url_a)
         await world.until(lambda: is_swept(redis), PATIENCE)
         found = await ledger(world)
-        await check_counts(world, crowd, read(*diaries), found)
+        await check_counts(world, crowd, read(crowd.killed_at, *diaries), found)
         await check_redis(world, redis, found)
         await check_places_are_free(crowd, url_b)
 
@@ -173,13 +178,13 @@ async def check_counts(world, crowd, diary, found) -> None:
     assert seen <= found.keys()
     assert {found[id].completion_tokens for id in found.keys() - seen} <= {0}
     by_name = Counter(name for name, _ in started)
-    assert by_name["requests"] <= 30
+    assert by_name["requests"] <= 20
     tokens = Counter[str]()
     for row in found.values():
         tokens[names[row.tenant_id]] += row.prompt_tokens + row.completion_tokens
-    assert tokens["tokens"] <= 700
-    assert tokens["budget"] <= 600
-    assert all(crowd.statuses[name][429] for name in LIMITED)
+    assert tokens["tokens"] <= 400
+    assert tokens["budget"] <= 300
+    assert all(crowd.statuses[name][429] for name in LIMITED), crowd.statuses
     assert sum(row.outcome == SERVER_DIED for row in found.values()) >= VICTIMS
     running = peak = 0
     for what, _, tenant, _ in diary:
@@ -207,7 +212,8 @@ async def check_redis(world, redis, found) -> None:
 async def check_places_are_free(crowd, url) -> None:
     """As many as may run at once can, at once: the dead server's places are given back."""
     crowd.statuses["at_once"].clear()
-    async with asyncio.TaskGroup() as group:
+    fresh = httpx.AsyncClient(timeout=PATIENCE)  # the server may be closing what was idle
+    async with fresh as crowd.client, asyncio.TaskGroup() as group:
         for _ in range(9):
             group.create_task(crowd.ask("at_once", url, 3, "whole"))
     assert crowd.statuses["at_once"] == {200: 9}

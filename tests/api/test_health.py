@@ -3,12 +3,11 @@
 import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import select
 
 from loraplex.engine.client.fake import FakeEngine
 from loraplex.engine.protocol import ADAPTER_BUCKETS, ROW_BUCKETS, Service, Stats
 from loraplex.platform.api.health import CHECKS
-from loraplex.platform.db.models import Upload, UsageRecord
+from loraplex.platform.db.models import Upload
 from loraplex.platform.metrics import Metrics
 from loraplex.platform.quotas import TenantLimits
 from loraplex.web.pages import Welcome, render
@@ -191,8 +190,7 @@ async def test_what_has_had_its_time_ends_with_an_error_and_is_charged(world, st
     else:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
     assert world.engine.in_flight == set()
-    async with world.db.read(world.tenants["cut"]) as session:
-        (row,) = await session.scalars(select(UsageRecord))
+    (row,) = await world.records(world.tenants["cut"])
     assert (row.outcome, row.completion_tokens) == ("server_stopping", 2)
 
 

@@ -10,9 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from sqlalchemy import select
 
-from loraplex.platform.db.models import UsageRecord
 from loraplex.platform.limits import Limiter
 from loraplex.platform.quotas import Bucket, TenantLimits
 
@@ -46,11 +44,6 @@ async def raw_request(url: str, key: str, request: dict[str, Any]):
         writer.close()
 
 
-async def records(world) -> list[UsageRecord]:
-    async with world.db.read(None) as session:
-        return list(await session.scalars(select(UsageRecord)))
-
-
 async def free_tokens(world, tenant: str) -> int:
     """What is left of the tenant's minute; the asking charges nothing."""
     buckets = (Bucket("tenant", world.tenants[tenant], ALONE),)
@@ -73,7 +66,7 @@ async def test_a_caller_who_leaves_frees_everything_and_pays_for_what_came(
                 await reader.readuntil(b'"content":"n"')
         await world.until(lambda: not world.engine.in_flight)
         assert world.engine.aborts == [world.engine.requests[0].request_id]
-        found = await world.until(lambda: records(world))
+        found = await world.until(lambda: world.records())
         world.engine.hold = None
         async with world.client("alone") as client:
             after = await client.post(PATH, json=body(max_tokens=2))
@@ -103,7 +96,7 @@ async def test_a_cancelled_request_is_settled_all_the_same(world):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    (row,) = await records(world)
+    (row,) = await world.records()
     assert (row.completion_tokens, row.outcome) == (2, "cancelled")
     assert not world.engine.in_flight
 
@@ -139,7 +132,7 @@ async def test_a_server_whose_send_raises_is_understood(world):
     }
     await world.app(scope, receive, send)
     assert len(sent) == 4
-    (row,) = await records(world)
+    (row,) = await world.records()
     assert row.outcome == "client_disconnected"
     assert 2 <= row.completion_tokens < 100
     assert not world.engine.in_flight

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from limit_kit import PATIENCE, leases, of_all
 from redis.asyncio import Redis
@@ -145,19 +146,77 @@ async def test_a_server_that_was_only_slow_puts_its_own_numbers_right(
     await limiter.settle(slow, 40)
     await limiter.settle(slow, 40)
     await books.record(entry_of(acme, "req_1", outcome="stop", completion_tokens=30))
+    await books.flush()
     assert await rows(flaky) == {"req_1": ("stop", 30)}
     assert set(await used(limiter, acme)) == {40}
 
 
-async def test_a_server_that_died_between_ledger_and_redis_is_charged_what_it_recorded(
-    flaky: Flaky, limiter: Limiter, books: Books, acme: Tenant
+TOLD = {"outcome": "stop", "prompt_tokens": 20, "completion_tokens": 30}
+
+
+async def test_a_server_that_died_before_its_ledger_had_the_request_is_found_to_have_ended_it(
+    flaky: Flaky, limiter: Limiter, books: Books, redis: Redis, acme: Tenant
 ) -> None:
-    await let_in(limiter, acme, "req_1")
-    told = {"outcome": "stop", "prompt_tokens": 20, "completion_tokens": 30}
-    await books.record(entry_of(acme, "req_1", **told))
+    ended = await let_in(limiter, acme, "req_1")
+    await limiter.heartbeat(ended, 17)
+    await limiter.settle(ended, 50, note=entry_of(acme, "req_1", **TOLD).encoded())
+    assert not await redis.exists(leases(acme.id), leases(acme.id, "key:k"))
+    assert set(await used(limiter, acme)) == {50}
     await swept(books, 1)
     assert await rows(flaky) == {"req_1": ("stop", 30)}
     assert set(await used(limiter, acme)) == {50}
+
+
+async def test_what_the_ledger_has_is_not_looked_for(
+    flaky: Flaky, limiter: Limiter, books: Books, redis: Redis, acme: Tenant
+) -> None:
+    entry = entry_of(acme, "req_1", **TOLD)
+    await limiter.settle(await let_in(limiter, acme, "req_1"), 50, note=entry.encoded())
+    await books.record(entry)
+    await books.flush()
+    assert await redis.zcard("limits:open") == 0
+    assert not [key async for key in redis.scan_iter(f"limits:{{{acme.id}}}:reserved:*")]
+    assert await rows(flaky) == {"req_1": ("stop", 30)}
+    assert set(await used(limiter, acme)) == {50}
+
+
+async def test_a_settlement_that_redis_has_not_heard_of_outlives_the_ledgers_row(
+    flaky: Flaky, limiter: Limiter, books: Books, redis: Redis, tmp_path: Path, acme: Tenant
+) -> None:
+    """Else the whole reservation would stay charged."""
+    admission = await let_in(limiter, acme, "req_1")
+    limiter._owe(acme.id, "req_1", 50)
+    await books.record(entry_of(acme, "req_1", **TOLD))
+    await books.flush()
+    await books.tidy()
+    assert set(await used(limiter, acme)) == {50}
+    assert await limiter.abandoned() == []
+    await limiter.settle(admission, 50)
+    assert set(await used(limiter, acme)) == {50}
+
+
+async def test_entries_of_one_moment_are_written_together_and_a_bad_one_alone_waits(
+    flaky: Flaky, books: Books, redis: Redis, acme: Tenant
+) -> None:
+    good = [entry_of(acme, f"req_{i}", outcome="stop") for i in range(150)]
+    bad = msgspec.structs.replace(good[0], request_id="req_bad", tenant_id="ten_nobody")
+    for entry in (*good[:20], bad, *good[20:]):
+        await books.record(entry)
+    assert await rows(flaky) == {}
+    await asyncio.gather(books.flush(), books.flush(), books.close())
+    assert (await rows(flaky)).keys() == {entry.request_id for entry in good}
+    assert await redis.llen(KEY) == 0  # tried once more, and dropped
+
+
+async def test_too_many_that_wait_go_to_the_journal(
+    flaky: Flaky, books: Books, redis: Redis, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraplex.platform.bookkeeping.MAX_WAITING", 2)
+    for i in range(3):
+        await books.record(entry_of(acme, f"req_{i}", outcome="stop"))
+    assert await redis.llen(KEY) == 1
+    await books.close()
+    assert (await rows(flaky)).keys() == {"req_0", "req_1", "req_2"}
 
 
 async def test_a_note_that_nobody_can_read_holds_nothing_up(
@@ -192,6 +251,7 @@ async def test_what_the_database_cannot_take_waits_in_redis(
     await at_last(limiter.abandoned)
     for i in (1, 2):
         await books.record(entry_of(acme, f"req_{i}", outcome="stop", completion_tokens=i))
+    await books.flush()
     await books.tidy()
     assert await redis.llen(KEY) == 2
     flaky.away = False
@@ -209,10 +269,12 @@ async def test_without_both_it_waits_in_a_file(
     flaky.away = True
     for i in range(3):
         await books.record(entry_of(acme, f"req_{i}", outcome="stop"))
+        await books.flush()
         await books.tidy()
     flaky.away = False
     reborn = make_books(flaky, limiter, redis, tmp_path)
     await reborn.record(entry_of(acme, "req_3", outcome="stop"))
+    await reborn.flush()
     await reborn.tidy()
     await reborn.tidy()
     assert (await rows(flaky)).keys() == {f"req_{i}" for i in range(4)}

@@ -19,11 +19,6 @@ SHARED = Path(room.__file__).with_name("limits.lua").read_text()
 
 
 @pytest.fixture
-def tenant() -> str:
-    return new_id("ten")
-
-
-@pytest.fixture
 def limiter(redis: Redis) -> Limiter:
     return Limiter(redis, period_s=YEAR)
 

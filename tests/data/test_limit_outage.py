@@ -4,15 +4,13 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 from limit_kit import PATIENCE, leases, of_all, of_tenant
 
 from loraplex.platform.embedded_redis import EmbeddedRedis
 from loraplex.platform.errors import LimiterDown, RateLimited
-from loraplex.platform.ids import new_id
 from loraplex.platform.limits import Limiter, connect
 from loraplex.platform.quotas import UNLIMITED, Limits
 
@@ -21,33 +19,22 @@ TIMEOUT_S = 0.2
 
 
 @pytest.fixture
-def tenant() -> str:
-    return new_id("ten")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(tmp_path / "data", tmp_path / "run") as server:
-        yield server
-
-
-@pytest.fixture
-async def limiter(server: EmbeddedRedis) -> AsyncIterator[Limiter]:
-    client = connect(server.url, timeout_s=PATIENCE)
+async def limiter(own_redis: EmbeddedRedis) -> AsyncIterator[Limiter]:
+    client = connect(own_redis.url, timeout_s=PATIENCE)
     yield Limiter(client, replicas=2, timeout_s=TIMEOUT_S)
     await client.aclose()
 
 
 @pytest.fixture
-async def patient(server: EmbeddedRedis) -> AsyncIterator[Limiter]:
-    client = connect(server.url, timeout_s=PATIENCE)
+async def patient(own_redis: EmbeddedRedis) -> AsyncIterator[Limiter]:
+    client = connect(own_redis.url, timeout_s=PATIENCE)
     yield Limiter(client)
     await client.aclose()
 
 
-def kill(server: EmbeddedRedis) -> None:
-    watch = os.pidfd_open(server.pid)
-    os.kill(server.pid, signal.SIGKILL)
+def kill(own_redis: EmbeddedRedis) -> None:
+    watch = os.pidfd_open(own_redis.pid)
+    os.kill(own_redis.pid, signal.SIGKILL)
     os.waitid(os.P_PIDFD, watch, os.WEXITED | os.WNOWAIT)
     os.close(watch)
 
@@ -63,9 +50,9 @@ async def caught_up(limiter: Limiter) -> None:
 
 
 async def test_budgets_close_and_rates_go_on_with_a_share(
-    server: EmbeddedRedis, limiter: Limiter, tenant: str
+    own_redis: EmbeddedRedis, limiter: Limiter, tenant: str
 ) -> None:
-    kill(server)
+    kill(own_redis)
     for budget in (Limits(tokens_per_day=100), Limits(tokens_per_month=100)):
         for held in (of_all(budget, UNLIMITED), of_all(UNLIMITED, budget), of_all(*[budget] * 3)):
             with pytest.raises(LimiterDown) as caught:
@@ -83,9 +70,9 @@ async def test_budgets_close_and_rates_go_on_with_a_share(
 
 
 async def test_requests_at_once_are_counted_without_redis(
-    server: EmbeddedRedis, limiter: Limiter, tenant: str
+    own_redis: EmbeddedRedis, limiter: Limiter, tenant: str
 ) -> None:
-    kill(server)
+    kill(own_redis)
     held = of_tenant(None, None, 2)
     for _ in range(3):
         admission = await limiter.admit(tenant, held, 10)
@@ -95,10 +82,10 @@ async def test_requests_at_once_are_counted_without_redis(
 
 
 async def test_nobody_waits_longer_than_the_timeout_and_then_nobody_waits(
-    server: EmbeddedRedis, limiter: Limiter, tenant: str
+    own_redis: EmbeddedRedis, limiter: Limiter, tenant: str
 ) -> None:
     await limiter.ping()
-    os.kill(server.pid, signal.SIGSTOP)
+    os.kill(own_redis.pid, signal.SIGSTOP)
     try:
         for _ in range(3):
             before = time.monotonic()
@@ -108,25 +95,25 @@ async def test_nobody_waits_longer_than_the_timeout_and_then_nobody_waits(
         async with asyncio.timeout(PATIENCE):
             answers = [await limiter.admit(tenant, of_tenant(), 1) for _ in range(4_000)]
     finally:
-        os.kill(server.pid, signal.SIGCONT)
+        os.kill(own_redis.pid, signal.SIGCONT)
     probes = sum(admission.known for admission in answers)
     assert probes < PATIENCE, "all but a probe a second are answered at once"
 
 
 async def test_what_redis_did_unheard_is_charged_once(
-    server: EmbeddedRedis, limiter: Limiter, patient: Limiter, tenant: str
+    own_redis: EmbeddedRedis, limiter: Limiter, patient: Limiter, tenant: str
 ) -> None:
     """It hangs, gets the requests all the same, and runs them when nobody waits any more."""
     open_held, closed_held = of_all(UNLIMITED, Limits(None, 500)), of_tenant(tokens_per_day=500)
     await limiter.ping()
-    os.kill(server.pid, signal.SIGSTOP)
+    os.kill(own_redis.pid, signal.SIGSTOP)
     try:
         admitted = await limiter.admit(tenant, open_held, 100, request_id="req_1")
         with pytest.raises(LimiterDown):
             await limiter.admit(tenant, closed_held, 100, request_id="req_2")
         await limiter.settle(admitted, 30)
     finally:
-        os.kill(server.pid, signal.SIGCONT)
+        os.kill(own_redis.pid, signal.SIGCONT)
     await caught_up(limiter)
     standing = await patient.look(tenant, of_all(UNLIMITED, UNLIMITED))
     assert standing.use("tokens_per_day").used in (0, 30)
@@ -137,15 +124,15 @@ async def test_what_redis_did_unheard_is_charged_once(
 
 
 async def test_settlements_of_an_outage_are_told_later(
-    server: EmbeddedRedis, limiter: Limiter, patient: Limiter, tenant: str
+    own_redis: EmbeddedRedis, limiter: Limiter, patient: Limiter, tenant: str
 ) -> None:
     held = of_tenant(None, 1000, 5)
     before = await limiter.admit(tenant, held, 100)
-    kill(server)
+    kill(own_redis)
     during = await limiter.admit(tenant, held, 100)
     await limiter.settle(before, 40)
     await limiter.settle(during, 60)
-    server.start()
+    own_redis.start()
     await caught_up(limiter)
     await caught_up(limiter)
     standing = await patient.look(tenant, held)
