@@ -121,12 +121,13 @@ async def total(store: ImageStore) -> Collected:
 
 
 async def discard(db: Database, store: ImageStore, digests: Iterable[str]) -> None:
-    """Remove at once images that were put for an upload that came to nothing, unless named.
+    """Remove at once images that were put for an upload that came to nothing.
 
+    One that a version names, or did, stays: requests may need it, and it leaves by the clock.
     Another upload that comes to the same image meanwhile has to put it again.
     """
     for digest in digests:
-        await _remove(db, store, digest, None)
+        await _remove(db, store, digest, EVER)
 
 
 async def unneeded(
@@ -142,7 +143,7 @@ async def unneeded(
     return {*digests} - {*await session.scalars(_needed(since, digests))}
 
 
-async def _remove(db: Database, store: ImageStore, digest: str, since: datetime | None) -> bool:
+async def _remove(db: Database, store: ImageStore, digest: str, since: datetime) -> bool:
     """Remove an image in a transaction of its own, unless it is needed after all."""
     async with db.session(None) as session:
         if not await unneeded(session, [digest], since):

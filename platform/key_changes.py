@@ -49,7 +49,7 @@ async def change_key(
     if "name" in given:
         check_name(given["name"])
     if "adapters" in given:
-        check_adapters(given["adapters"], key.scopes)
+        check_adapters(given["adapters"], key.scopes, key.tenant_id)
     if "expires_at" in given:
         check_expiry(given["expires_at"], utc_now())
     for column, value in {**given, **vars(limits)}.items():

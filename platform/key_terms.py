@@ -12,6 +12,7 @@ from loraplex.platform.errors import BadRequest
 
 Scope = Literal["infer", "adapters:read", "adapters:write", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
+BINDABLE: Final[frozenset[str]] = frozenset({"infer", "adapters:read", "adapters:write"})
 MAX_ADAPTERS: Final = 100
 MAX_OVERLAP: Final = timedelta(days=30)
 
@@ -52,8 +53,10 @@ def check_scopes(tenant_id: str | None, scopes: Collection[str]) -> None:
         )
 
 
-def check_adapters(names: Collection[str] | None, scopes: Collection[str]) -> None:
-    """Raise `BadRequest` for names that are none, and for a bound key that does more than infer.
+def check_adapters(
+    names: Collection[str] | None, scopes: Collection[str], tenant_id: str | None
+) -> None:
+    """Raise `BadRequest` for names that are none, and for a key that nothing would hold to them.
 
     None is all adapters and the base. A name may be of an adapter that is not there yet.
     """
@@ -65,9 +68,16 @@ def check_adapters(names: Collection[str] | None, scopes: Collection[str]) -> No
             "'owner/support', or the base's name); null is all.",
             param="adapters",
         )
-    if {*scopes} != {"infer"}:
+    if tenant_id is None:
         raise BadRequest(
-            "A key that is bound to adapters has the scope infer and no other.", param="adapters"
+            "An operator's key is not bound to adapters; make a key for their tenant.",
+            param="adapters",
+        )
+    if not {*scopes} <= BINDABLE:
+        raise BadRequest(
+            "A key that is bound to adapters has no other scopes than infer, adapters:read and "
+            "adapters:write.",
+            param="adapters",
         )
 
 

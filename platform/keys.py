@@ -72,6 +72,13 @@ class Principal:
         """Whether it may use the adapter, or the base, of this name."""
         return self.adapters is None or name in self.adapters
 
+    def check_own(self, name: str, param: str = "name") -> None:
+        """Raise `Forbidden` where it may not publish under this name."""
+        if not self.may_use(name):
+            raise Forbidden(
+                f"This key is bound to adapters, and {name[:64]!r} is none of them.", param=param
+            )
+
     def check_adapter(self, resolved: Resolved, model: str) -> None:
         """Raise `ModelNotFound` for what it may not use, as for what is not there."""
         if not self.may_use(resolved.adapter or resolved.model_id):
@@ -114,7 +121,7 @@ class KeyRing:
         check_name(name)
         check_expiry(expires_at, utc_now())
         check_scopes(tenant_id, scopes)
-        check_adapters(adapters, scopes)
+        check_adapters(adapters, scopes, tenant_id)
         if tenant_id is not None:
             await get_tenant(session, tenant_id)
         key = ApiKey(

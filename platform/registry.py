@@ -119,10 +119,15 @@ async def get_adapter(
 
 
 async def list_adapters(
-    session: AsyncSession, tenant_id: str, *, after: str | None = None, limit: int = 100
+    session: AsyncSession,
+    tenant_id: str,
+    *,
+    after: str | None = None,
+    limit: int = 100,
+    names: Collection[str] | None = None,
 ) -> Page[Adapter]:
-    """A tenant's adapters in order of name, after the name `after`."""
-    statement = _live_adapters(tenant_id)
+    """A tenant's adapters in order of name, after the name `after`, of `names` if given."""
+    statement = _live_adapters(tenant_id, names)
     return await fetch_page(session, statement, Adapter.name, after=after, limit=limit)
 
 
@@ -135,9 +140,7 @@ async def list_named(
     names: Collection[str] | None = None,
 ) -> Page[Adapter]:
     """Those of a tenant's adapters whose bare name means a version, of `names` if given."""
-    statement = _live_adapters(tenant_id).where(is_named())
-    if names is not None:
-        statement = statement.where(Adapter.name.in_(names))
+    statement = _live_adapters(tenant_id, names).where(is_named())
     return await fetch_page(session, statement, Adapter.name, after=after, limit=limit)
 
 
@@ -167,8 +170,9 @@ def live_versions(adapter_id: str) -> Select[AdapterVersion]:
     )
 
 
-def _live_adapters(tenant_id: str) -> Select[Adapter]:
-    return select(Adapter).where(Adapter.tenant_id == tenant_id, Adapter.deleted_at.is_(None))
+def _live_adapters(tenant_id: str, names: Collection[str] | None = None) -> Select[Adapter]:
+    live = select(Adapter).where(Adapter.tenant_id == tenant_id, Adapter.deleted_at.is_(None))
+    return live if names is None else live.where(Adapter.name.in_(names))
 
 
 def _locking(statement: Select[Adapter]) -> Select[Adapter]:

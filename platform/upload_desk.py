@@ -8,7 +8,7 @@ tasks; refuses to know HTTP and how an adapter is checked.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -69,10 +69,12 @@ class Uploads:
             raise
         return row
 
-    async def get(self, tenant_id: str, upload_id: str) -> Upload:
-        """An upload of the tenant's; raises `NotFound`."""
+    async def get(
+        self, tenant_id: str, upload_id: str, names: Collection[str] | None = None
+    ) -> Upload:
+        """An upload of the tenant's; of `names`, adapters', if given. Raises `NotFound`."""
         async with self.gate.db.read(tenant_id) as session:
-            return await jobs.get_upload(session, upload_id)
+            return await jobs.get_upload(session, upload_id, names=names)
 
     async def offsets(self, row: Upload) -> dict[Part, int]:
         """How many bytes of each part are on this server's disk; none once it is closed."""
@@ -144,8 +146,18 @@ class Uploads:
         if (check := self._checks.get(upload_id)) is not None:
             check.scope.cancel()
             await asyncio.wait([check.task])
-        await self._remove(upload_id)
+        if upload_id not in self._drafts:  # whose own request ends it
+            await self.clear(row.id, jobs.fresh_images(row))
         return row
+
+    async def clear(self, upload_id: str, fresh: set[str]) -> None:
+        """Remove what a closed upload left here: images that are its alone, then its folder.
+
+        The folder goes last: as long as it is there, the sweep comes back to it after a crash.
+        """
+        if await to_thread.run_sync(self.gate.folder(upload_id).exists):
+            await self.gate.discard(fresh)
+            await self._remove(upload_id)
 
     @asynccontextmanager
     async def draft(
@@ -273,6 +285,9 @@ def _check_complete(row: Upload, found: dict[Part, int]) -> None:
             f"zip as archive. There {'is' if len(found) == 1 else 'are'} "
             f"{', '.join(found) or 'none'}."
         )
+    for part, told in row.parts.items():
+        if part not in found and (told["size"], told["sha256"]) != (None, None):
+            raise Conflict(f"The part {part} was announced and is not there. Send it first.")
     for part, has in found.items():
         size = row.parts.get(part, jobs.UNTOLD)["size"]
         if size not in (None, has):

@@ -3,7 +3,7 @@
 Knows the row and its `updated_at`, as `upload_jobs` describes; refuses to know what is checked.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -85,6 +85,11 @@ class Hold:
         """Keep the report so far."""
         async with self.change() as (_, row):
             row.report = dict(report)
+
+    async def note_fresh(self, digests: Collection[str]) -> None:
+        """Keep which images are in the store for this upload alone, before they are put there."""
+        async with self.change() as (_, row):
+            row.options = row.options | {"fresh": sorted(digests)}
 
     async def end(self, state: State, report: Mapping[str, Any]) -> None:
         """Close the upload with its report."""

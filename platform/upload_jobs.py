@@ -9,12 +9,12 @@ its hold lost before it can publish. Knows the table and its states; refuses to 
 how an adapter is checked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, cast
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform import audit, storage
@@ -24,6 +24,7 @@ from loraplex.platform.db.models import Tenant, Upload
 from loraplex.platform.db.page import Page, fetch_page
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import Conflict, NotFound, QuotaExceeded, TooLarge
+from loraplex.platform.tenants import get_tenant
 
 State = Literal["uploading", "validating", "ready", "rejected", "failed", "cancelled", "expired"]
 Dtype = Literal["bf16", "int8"]
@@ -79,17 +80,18 @@ async def create(
     Raises `TooLarge`, and `QuotaExceeded` when too many are open, the tenant's storage is used up,
     or the bytes do not fit it.
     """
-    tenant = await _locked(session, tenant_id)
+    tenant = await get_tenant(session, tenant_id, lock=True)
     mine = await _open_of(session, tenant_id)
     if len(mine) >= bounds.max_open:
         raise QuotaExceeded(f"{len(mine)} uploads are open, as many as may be. {FINISH}")
     await _check_storage(session, tenant)
     options = {"variants": [*wish.variants], "alias": wish.alias, "draft": draft, "attempts": 1}
+    options |= {"fresh": [], "request_id": actor.request_id}
     row = Upload(
         tenant_id=tenant_id,
         name=wish.name,
         state="uploading",
-        options=options | {"request_id": actor.request_id},
+        options=options,
         parts=wish.parts,
         created_by=actor.id,
     )
@@ -114,7 +116,7 @@ async def reserve(
     if told["size"] is not None and upto > told["size"]:
         raise TooLarge(f"The part {part} was to have {told['size']} bytes, not {upto}.")
     if upto > told["reserved"]:
-        tenant = await _locked(session, tenant_id)
+        tenant = await get_tenant(session, tenant_id, lock=True)
         row.parts = row.parts | {part: told | {"reserved": upto}}
         others = [each for each in await _open_of(session, tenant_id) if each.id != row.id]
         _check_room(tenant, others, row, bounds)
@@ -133,12 +135,21 @@ def expires_at(row: Upload, bounds: Bounds) -> datetime:
     return row.created_at + timedelta(seconds=ttl_s)
 
 
-async def get_upload(session: AsyncSession, upload_id: str, *, lock: bool = False) -> Upload:
-    """An upload that the session may see; raises `NotFound`."""
+async def get_upload(
+    session: AsyncSession,
+    upload_id: str,
+    *,
+    lock: bool = False,
+    names: Collection[str] | None = None,
+) -> Upload:
+    """An upload that the session may see, for one of the adapters `names` if they are given.
+
+    Raises `NotFound`.
+    """
     row = await session.get(
         Upload, upload_id, with_for_update=FOR_CHANGE if lock else None, populate_existing=lock
     )
-    if row is None:
+    if row is None or (names is not None and row.name not in names):
         raise NotFound(f"There is no upload {upload_id[:64]!r}.")
     return row
 
@@ -150,18 +161,15 @@ async def list_uploads(
     state: State | None = None,
     after: str | None = None,
     limit: int = 100,
+    names: Collection[str] | None = None,
 ) -> Page[Upload]:
-    """A tenant's uploads in the order they were begun; of one state, if it is given."""
+    """A tenant's uploads in the order they were begun; of one state, and for `names`, if given."""
     statement = select(Upload).where(Upload.tenant_id == tenant_id)
+    if names is not None:
+        statement = statement.where(Upload.name.in_(names))
     if state is not None:
         statement = statement.where(Upload.state == state)
     return await fetch_page(session, statement, Upload.id, after=after, limit=limit)
-
-
-async def count_by_state(session: AsyncSession) -> dict[str, int]:
-    """How many uploads there are of each state; an operator's session only."""
-    counted = await session.execute(select(Upload.state, func.count()).group_by(Upload.state))
-    return dict(iter(counted))
 
 
 async def begin(session: AsyncSession, row: Upload) -> None:
@@ -195,6 +203,14 @@ async def close(
     await _note(session, actor, state, row, adapter=row.name, **details)
 
 
+def fresh_images(row: Upload) -> set[str]:
+    """Digests of the images that only this upload has put into the store, if it got that far.
+
+    They go with it unless it is "ready": then a version names them.
+    """
+    return set() if row.state == "ready" else {*row.options.get("fresh", ())}
+
+
 async def abandoned(session: AsyncSession, lease_s: float) -> Sequence[Upload]:
     """Uploads whose checking nobody goes on with; an operator's session only."""
     before = utc_now() - timedelta(seconds=lease_s)
@@ -221,14 +237,6 @@ async def expire(session: AsyncSession, bounds: Bounds) -> list[str]:
     for row in rows:
         await close(session, row, "expired", SYSTEM)
     return [row.id for row in rows]
-
-
-async def _locked(session: AsyncSession, tenant_id: str) -> Tenant:
-    """The tenant's row, so that what it has open is counted by one at a time."""
-    row = await session.get(Tenant, tenant_id, with_for_update=FOR_CHANGE, populate_existing=True)
-    if row is None:
-        raise NotFound(f"There is no tenant {tenant_id[:64]!r}.")
-    return row
 
 
 async def _open_of(session: AsyncSession, tenant_id: str) -> list[Upload]:

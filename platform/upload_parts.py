@@ -1,10 +1,12 @@
 """The parts of one upload on disk: appended where they ended, on the disk before it is said so.
 
 A part's offset is the length of its file, under a name that this file chooses, in a folder that
-only the server's user can enter. Knows files and a full disk; refuses to know tenants, HTTP and
-what the parts hold.
+only the server's user can enter. When the upload is closed, the folder goes, whoever is looking at
+it: no part is there any more. Knows files and a full disk; refuses to know tenants, HTTP and what
+the parts hold.
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from loraplex.platform.errors import StillRunning, StorageFull, TooLarge, WrongOffset
+from loraplex.platform.errors import Conflict, StillRunning, StorageFull, TooLarge, WrongOffset
 
 Part = Literal["adapter_config", "adapter_model", "archive"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
@@ -26,6 +28,7 @@ FILES: Final[dict[Part, str]] = {
 WHOLE: Final = (frozenset({"archive"}), frozenset({"adapter_config", "adapter_model"}))
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 CHUNK: Final = 1 << 20
+REMOVED: Final = "The upload was closed meanwhile: it takes no more bytes. Begin a new one."
 
 
 def raise_if_full(error: OSError) -> None:
@@ -101,12 +104,14 @@ class PartFolder:
 
     def offsets(self) -> dict[Part, int]:
         """How many bytes of each part are on the disk, for those that were begun."""
-        return {part: _synced(self.file(part)) for part in PARTS if self.file(part).is_file()}
+        found = {part: _synced(self.file(part)) for part in PARTS}
+        return {part: size for part, size in found.items() if size is not None}
 
     def check_offset(self, part: Part, offset: int) -> None:
         """Raise `WrongOffset` unless the part ends there now."""
-        file = self.file(part)
-        size = file.stat().st_size if file.exists() else 0
+        size = 0
+        with contextlib.suppress(FileNotFoundError):
+            size = self.file(part).stat().st_size
         if size != offset:
             raise WrongOffset(part, offset, size)
 
@@ -114,18 +119,20 @@ class PartFolder:
         """Go on with a part at `offset`, up to `limit` bytes.
 
         Raises `WrongOffset` where it ends elsewhere, `StillRunning` while another request writes
-        it, and `StorageFull`.
+        it, `Conflict` once the folder is removed, and `StorageFull`.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(self.file(part), flags, 0o600)
+            try:
+                return self._take(descriptor, part, offset, limit)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        except FileNotFoundError as error:
+            raise Conflict(REMOVED) from error
         except OSError as error:
             raise_if_full(error)
-            raise
-        try:
-            return self._take(descriptor, part, offset, limit)
-        except BaseException:
-            os.close(descriptor)
             raise
 
     def _take(self, descriptor: int, part: Part, offset: int, limit: int) -> Writer:
@@ -145,9 +152,12 @@ class PartFolder:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _synced(path: Path) -> int:
-    """A file's length, once that much is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _synced(path: Path) -> int | None:
+    """A file's length, once that much is on the disk; None where there is none, or no more."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     try:
         os.fsync(descriptor)
         return os.fstat(descriptor).st_size

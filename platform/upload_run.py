@@ -29,6 +29,7 @@ from loraplex.platform.errors import (
 )
 from loraplex.platform.text import Vocabulary
 from loraplex.platform.upload_hold import Hold, HoldLost
+from loraplex.platform.upload_jobs import fresh_images
 from loraplex.platform.upload_parts import FILES, PARTS, PartFolder
 from loraplex.platform.upload_report import Check, Reason, ReportSoFar
 from loraplex.platform.uploads import Gate, Images
@@ -78,7 +79,7 @@ class Run:
         """`patience_s` is how long to wait for an engine to try the image in."""
         self._gate, self._trial, self._hold, self._folder = gate, trial, hold, folder
         self._patience_s = patience_s
-        self._fresh: set[str] = set()
+        self._fresh = fresh_images(hold.row)
         self.report = ReportSoFar()
 
     async def go(self) -> AdapterVersion:
@@ -146,7 +147,7 @@ class Run:
 
     async def _try(self, images: Images) -> None:
         """Try every image, the version's own first."""
-        self._fresh = await to_thread.run_sync(self._gate.keep, images)
+        await self._keep(images)
         with anyio.move_on_after(self._patience_s) as limit:
             for number, (dtype, built) in enumerate(images.items()):
                 found = await self._try_one(images, built.compiled)
@@ -174,7 +175,18 @@ class Run:
             except ImageUnusable:  # another upload of the same image was refused meanwhile
                 if built.digest in self._gate.store:
                     raise
-                await to_thread.run_sync(self._gate.keep, images)
+                await self._keep(images)
+
+    async def _keep(self, images: Images) -> None:
+        """Put images into the store; the row tells first which are new there.
+
+        So they go if nothing comes of them, whichever process goes on with the upload.
+        """
+        new = await to_thread.run_sync(self._gate.missing, images)
+        if not new <= self._fresh:
+            self._fresh |= new
+            await self._hold.note_fresh(self._fresh)
+        await to_thread.run_sync(self._gate.keep, images)
 
     async def _publish(self, images: Images) -> AdapterVersion:
         started, options = time.monotonic(), self._hold.row.options

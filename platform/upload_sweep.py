@@ -9,7 +9,6 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from anyio import to_thread
 from sqlalchemy import select
 
 from loraplex.platform import upload_jobs as jobs
@@ -78,6 +77,7 @@ class Sweeper:
         attempts = row.options["attempts"]
         if row.options["draft"] or attempts > MAX_ATTEMPTS or not self._is_here(row):
             report = {"checks": [], **(row.report or {}), "reasons": [INTERRUPTED]}
+            await self._gate.discard(jobs.fresh_images(row))
             await self._uploads.hold(row).end("failed", report)
         else:
             log.info("going on with the upload %s", row.id)
@@ -91,16 +91,16 @@ class Sweeper:
         return utc_now() >= jobs.expires_at(row, self._uploads.bounds)
 
     async def _tidy(self, names: Sequence[str]) -> None:
-        """Remove folders of uploads that are closed, and forms that a dead process was reading."""
+        """Clear up after uploads that are closed, and forms that a dead process was reading."""
         async with self._db.session(None) as session:
-            is_open = Upload.id.in_(names) & Upload.state.in_(jobs.OPEN)
-            rows = list(await session.scalars(select(Upload).where(is_open)))
-            kept = {row.id for row in rows}
-            for row in rows:
+            found = await session.scalars(select(Upload).where(Upload.id.in_(names)))
+            rows = {row.id: row for row in found}
+            for row in rows.values():
                 is_form = row.options["draft"] and row.state == "uploading"
                 if is_form and not self._uploads.has(row.id):
                     await jobs.close(session, row, "cancelled", SYSTEM)
-                    kept.remove(row.id)
         for name in names:
-            if name not in kept and not self._uploads.has(name):
-                await to_thread.run_sync(self._gate.folder(name).remove)
+            known = rows.get(name)
+            is_open = known is not None and known.state in jobs.OPEN
+            if not is_open and not self._uploads.has(name):
+                await self._uploads.clear(name, jobs.fresh_images(known) if known else set())

@@ -93,19 +93,18 @@ class Gate:
             why = f"The adapter has rank {rank}; this server takes up to {self.max_rank}."
             raise AdapterRejected([("rank_too_large", f"{why} Train it with a smaller r.")])
 
-    def keep(self, images: Images) -> set[str]:
-        """Put images into the store; returns the digests of those that were not there.
+    def missing(self, images: Images) -> set[str]:
+        """The digests of images that are not in the store."""
+        return {b.compiled.digest for b in images.values() if b.compiled.digest not in self.store}
 
-        Raises `StorageFull`.
-        """
-        fresh = {b.compiled.digest for b in images.values() if b.compiled.digest not in self.store}
+    def keep(self, images: Images) -> None:
+        """Put images into the store; raises `StorageFull`."""
         try:
             for built in images.values():
                 self.store.put(built.path, built.compiled.digest)
         except OSError as error:
             raise_if_full(error)
             raise
-        return fresh
 
     async def discard(self, digests: set[str]) -> None:
         """Remove those of `digests` from the store that no version names."""

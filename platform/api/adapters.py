@@ -29,17 +29,22 @@ from loraplex.platform.sharing import change_adapter, shares_of, uses
 from loraplex.platform.versions import current
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
-Reading = Annotated[Principal, Depends(allow("adapters:read"))]
+Listing = Annotated[Principal, Depends(allow("adapters:read", held="inside"))]
+Reading = Annotated[Principal, Depends(allow("adapters:read", held="by path"))]
 Writing = Annotated[Principal, Depends(allow("adapters:write"))]
 
 
 @router.get("")
 async def list_all_adapters(
-    _: Reading, tenant_id: Tenancy, ctx: Ctx, after: After = None, limit: PageSize = 100
+    principal: Listing, tenant_id: Tenancy, ctx: Ctx, after: After = None, limit: PageSize = 100
 ) -> Listed[AdapterOut]:
-    """The tenant's own adapters in order of name, each with what its bare name means."""
+    """The tenant's own adapters in order of name, each with what its bare name means.
+
+    Those that its key is not bound to are left out.
+    """
+    names = principal.adapters
     async with ctx.db.read(tenant_id) as session:
-        page = await list_adapters(session, tenant_id, after=after, limit=limit)
+        page = await list_adapters(session, tenant_id, after=after, limit=limit, names=names)
         return listed(page, await _told(session, page.items))
 
 
@@ -95,6 +100,7 @@ async def get_adapter_usage(
     limit: PageSize = 100,
 ) -> Listed[AdapterUseOut]:
     """Who uses an adapter: requests and tokens of each calling tenant, the owner among them."""
+    await ctx.books.flush()
     async with ctx.db.read(None) as session:
         page = await uses(
             session, tenant_id, name, since=since, until=until, after=after, limit=limit

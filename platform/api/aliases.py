@@ -4,6 +4,8 @@ A caller moves an alias by saying at which revision they saw it. Knows what is t
 refuses to know how they move (`loraplex.platform.aliases`).
 """
 
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends
@@ -22,6 +24,7 @@ from loraplex.platform.api.alias_schemas import (
 from loraplex.platform.api.auth import Acting, Tenancy, allow
 from loraplex.platform.api.context import Ctx
 from loraplex.platform.api.schemas import Deleted, Listed, PageSize
+from loraplex.platform.db.models import Alias
 from loraplex.platform.errors import AliasMoved, ApiError, ModelNotFound
 from loraplex.platform.keys import Principal
 
@@ -41,8 +44,8 @@ ABSENT: Final = _refusals(ModelNotFound("poet@prod", param="alias"))
 MOVED: Final = ABSENT | _refusals(AliasMoved("poet@prod", 3, 2))
 
 router = APIRouter(prefix="/v1/adapters/{name}/aliases", tags=["aliases"])
-Reading = Annotated[Principal, Depends(allow("adapters:read"))]
-Writing = Annotated[Principal, Depends(allow("adapters:write"))]
+Reading = Annotated[Principal, Depends(allow("adapters:read", held="by path"))]
+Writing = Annotated[Principal, Depends(allow("adapters:write", held="by path"))]
 
 
 @router.get("", responses=ABSENT)
@@ -55,16 +58,37 @@ async def list_aliases(
     return Listed[AliasOut].of([AliasOut.of(name, row) for row in rows], has_more=False)
 
 
+@dataclass(frozen=True)
+class Change:
+    """An alias that a caller changes."""
+
+    caller: Writing
+    tenant_id: Tenancy
+    actor: Acting
+    ctx: Ctx
+    name: AdapterName
+    alias: AliasName
+
+    async def by(self, move: Callable[..., Awaitable[Alias]], seen: int, **terms: Any) -> AliasOut:
+        """The alias after a move that was meant for its revision `seen`."""
+        async with self.ctx.db.session(self.tenant_id) as session:
+            row = await move(
+                session,
+                self.tenant_id,
+                self.name,
+                self.alias,
+                seen=seen,
+                actor=self.actor,
+                **terms,
+            )
+            return AliasOut.of(self.name, row)
+
+
+Changing = Annotated[Change, Depends()]
+
+
 @router.put("/{alias}", responses=MOVED)
-async def move_alias(
-    _: Writing,
-    tenant_id: Tenancy,
-    actor: Acting,
-    ctx: Ctx,
-    name: AdapterName,
-    alias: AliasName,
-    body: AliasIn,
-) -> AliasOut:
+async def move_alias(change: Changing, body: AliasIn) -> AliasOut:
     """Make an alias (`revision` 0) or move it, unless it was moved since the caller looked (409).
 
     With a `canary`, a share of the conversations gets another version, each of them always the
@@ -72,73 +96,28 @@ async def move_alias(
     alias is now.
     """
     canary = body.canary.told() if body.canary else None
-    async with ctx.db.session(tenant_id) as session:
-        row = await aliases.move_alias(
-            session,
-            tenant_id,
-            name,
-            alias,
-            body.version,
-            canary=canary,
-            seen=body.revision,
-            actor=actor,
-        )
-        return AliasOut.of(name, row)
+    return await change.by(aliases.move_alias, body.revision, number=body.version, canary=canary)
 
 
 @router.post("/{alias}/promote", responses=MOVED)
-async def promote_canary(
-    _: Writing,
-    tenant_id: Tenancy,
-    actor: Acting,
-    ctx: Ctx,
-    name: AdapterName,
-    alias: AliasName,
-    body: SeenIn,
-) -> AliasOut:
+async def promote_canary(change: Changing, body: SeenIn) -> AliasOut:
     """Let the canary be what the alias means to all (409 where there is none)."""
-    async with ctx.db.session(tenant_id) as session:
-        row = await aliases.promote(
-            session, tenant_id, name, alias, seen=body.revision, actor=actor
-        )
-        return AliasOut.of(name, row)
+    return await change.by(aliases.promote, body.revision)
 
 
 @router.post("/{alias}/abort", responses=MOVED)
-async def abort_canary(
-    _: Writing,
-    tenant_id: Tenancy,
-    actor: Acting,
-    ctx: Ctx,
-    name: AdapterName,
-    alias: AliasName,
-    body: SeenIn,
-) -> AliasOut:
+async def abort_canary(change: Changing, body: SeenIn) -> AliasOut:
     """Drop the canary (409 where there is none): all get the version it was tried against."""
-    async with ctx.db.session(tenant_id) as session:
-        row = await aliases.abort(session, tenant_id, name, alias, seen=body.revision, actor=actor)
-        return AliasOut.of(name, row)
+    return await change.by(aliases.abort, body.revision)
 
 
 @router.post("/{alias}/rollback", responses=MOVED)
-async def roll_back_alias(
-    _: Writing,
-    tenant_id: Tenancy,
-    actor: Acting,
-    ctx: Ctx,
-    name: AdapterName,
-    alias: AliasName,
-    body: SeenIn,
-) -> AliasOut:
+async def roll_back_alias(change: Changing, body: SeenIn) -> AliasOut:
     """Take an alias's last move back, as a new move: doing it twice is where it was.
 
     The canary that was there before is there again.
     """
-    async with ctx.db.session(tenant_id) as session:
-        row = await aliases.roll_back(
-            session, tenant_id, name, alias, seen=body.revision, actor=actor
-        )
-        return AliasOut.of(name, row)
+    return await change.by(aliases.roll_back, body.revision)
 
 
 @router.get("/{alias}/history", responses=ABSENT)
@@ -159,16 +138,11 @@ async def list_alias_moves(
 
 
 @router.delete("/{alias}", responses=MOVED)
-async def remove_alias(
-    _: Writing,
-    tenant_id: Tenancy,
-    actor: Acting,
-    ctx: Ctx,
-    name: AdapterName,
-    alias: AliasName,
-    revision: SeenInQuery,
-) -> Deleted:
+async def remove_alias(change: Changing, revision: SeenInQuery) -> Deleted:
     """Remove an alias, unless it was moved since the caller looked (409); its history stays."""
-    async with ctx.db.session(tenant_id) as session:
-        await aliases.remove_alias(session, tenant_id, name, alias, seen=revision, actor=actor)
+    tenant_id, name, alias = change.tenant_id, change.name, change.alias
+    async with change.ctx.db.session(tenant_id) as session:
+        await aliases.remove_alias(
+            session, tenant_id, name, alias, seen=revision, actor=change.actor
+        )
     return Deleted(id=f"{name}@{alias}", object="adapter.alias")

@@ -8,7 +8,7 @@ nothing from complaints about it. Knows scopes and tenants; refuses to decide on
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query, Request, Security
 from fastapi.dependencies.models import Dependant
@@ -20,7 +20,13 @@ from starlette.types import Scope as Connection
 
 from loraplex.platform.api.context import Ctx, RequestId, get_context
 from loraplex.platform.audit import Actor
-from loraplex.platform.errors import ApiError, BadRequest, Forbidden, NotFound
+from loraplex.platform.errors import (
+    ApiError,
+    BadRequest,
+    Forbidden,
+    ModelNotFound,
+    NotFound,
+)
 from loraplex.platform.key_terms import Scope
 from loraplex.platform.keys import Principal
 from loraplex.platform.logs import note_caller
@@ -30,6 +36,7 @@ _bearer = HTTPBearer(auto_error=False, description="An API key, `lpx_…`.")
 _header = APIKeyHeader(name="x-api-key", auto_error=False, description="The same key, bare.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 Header = Annotated[str | None, Security(_header)]
+Held = Literal["by path", "inside"]  # to the path's {name}, or by what the route itself does
 
 
 async def identify(request: Request) -> Principal:
@@ -81,21 +88,35 @@ class Anyone(Rule):
 
 @dataclass(frozen=True)
 class Access(Rule):
-    """Lets in those whose key may do what the route does; gives the route its caller."""
+    """Lets in those whose key may do what the route does; gives the route its caller.
+
+    A key that is bound to adapters comes in with the scope infer, and with another one only where
+    the route says how it is `held` to them.
+    """
 
     scopes: frozenset[Scope]  # one of them is enough
     operators_only: bool = False
+    held: Held | None = None
 
     def check(self, principal: Principal) -> None:
         """Raise `Forbidden` for a caller that lacks what is asked."""
         if self.operators_only and not principal.is_operator:
             raise Forbidden("Only an operator's key may do this.")
-        if principal.scopes.isdisjoint(self.scopes):
+        opened_by = principal.scopes & self.scopes
+        if not opened_by:
             raise Forbidden(f"This key lacks the scope {' or '.join(sorted(self.scopes))}.")
+        if principal.adapters is not None and self.held is None and "infer" not in opened_by:
+            raise Forbidden("A key that is bound to adapters may not do this, even to those.")
 
     async def admit(self, request: Request) -> None:
-        """Raise what `identify` and `check` raise for a caller who may not come in."""
-        self.check(await identify(request))
+        """Raise what `identify` and `check` raise for a caller who may not come in.
+
+        Raises `ModelNotFound` for an adapter that a bound key is not bound to.
+        """
+        principal = await identify(request)
+        self.check(principal)
+        if self.held == "by path" and not principal.may_use(name := request.path_params["name"]):
+            raise ModelNotFound(name)
 
     async def __call__(self, principal: Authenticated) -> Principal:
         """The caller."""
@@ -103,9 +124,9 @@ class Access(Rule):
         return principal
 
 
-def allow(*scopes: Scope) -> Access:
-    """A dependency: the caller, whose key must have one of `scopes`."""
-    return Access(frozenset(scopes))
+def allow(*scopes: Scope, held: Held | None = None) -> Access:
+    """A dependency: the caller, whose key must have one of `scopes`, and is `held` where bound."""
+    return Access(frozenset(scopes), held=held)
 
 
 operator = Access(frozenset({"admin"}), operators_only=True)

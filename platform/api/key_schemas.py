@@ -3,9 +3,10 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import Path
-from pydantic import AwareDatetime, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field
 
 from loraplex.platform.api.limit_schemas import LimitsIn, LimitsOut
+from loraplex.platform.api.moments import in_utc
 from loraplex.platform.api.schemas import Body, Named, seconds, seconds_or_none
 from loraplex.platform.db.models import MODEL_LENGTH, NAME_LENGTH, ApiKey
 from loraplex.platform.key_terms import MAX_ADAPTERS, MAX_OVERLAP, SCOPES, Scope
@@ -31,6 +32,7 @@ Scopes = Annotated[
 ]
 Expiry = Annotated[
     AwareDatetime,
+    AfterValidator(in_utc),
     Field(strict=False, description="ISO 8601 with a timezone.", examples=["2030-01-31T12:00:00Z"]),
 ]
 AdapterNames = Annotated[
@@ -39,7 +41,9 @@ AdapterNames = Annotated[
         min_length=1,
         max_length=MAX_ADAPTERS,
         description="All that it may use, without versions: adapters' names, `owner/name` for a"
-        " shared one, the base by its own. Null: everything. For keys that only infer.",
+        " shared one, the base by its own. Null: everything. With `adapters:read` and"
+        " `adapters:write` it sees these of its tenant's, publishes their versions and retires,"
+        " restores and deletes them, and moves their aliases.",
         examples=[["support", "acme/translate"]],
     ),
 ]
@@ -55,7 +59,11 @@ class KeyIn(LimitsIn):
         json_schema_extra={
             "examples": [
                 {"name": "support desk", "scopes": ["infer"], "adapters": ["support"]},
-                {"name": "ci", "scopes": ["adapters:read", "adapters:write"]},
+                {
+                    "name": "ci",
+                    "scopes": ["adapters:read", "adapters:write"],
+                    "adapters": ["support"],
+                },
             ]
         }
     )

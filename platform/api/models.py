@@ -20,7 +20,7 @@ from loraplex.platform.resolving import resolve, view
 from loraplex.platform.sharing import list_foreign
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
-Reading = Annotated[Principal, Depends(allow("infer", "adapters:read", "admin"))]
+Reading = Annotated[Principal, Depends(allow("infer", "adapters:read", "admin", held="inside"))]
 Model = Annotated[
     str,
     Path(

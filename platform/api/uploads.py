@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
-from loraplex.platform.api.auth import Acting, Tenancy, allow
+from loraplex.platform.api.auth import Acting, Authenticated, Tenancy, allow
 from loraplex.platform.api.beside import while_connected
 from loraplex.platform.api.context import Context, Ctx
 from loraplex.platform.api.schemas import After, Listed, PageSize, VersionOut, listed
@@ -27,9 +27,8 @@ from loraplex.platform.upload_jobs import State, list_uploads
 from loraplex.platform.upload_parts import Part
 
 router = APIRouter(prefix="/v1", tags=["uploads"])
-Reading = Annotated[Principal, Depends(allow("adapters:read"))]
-Writing = Annotated[Principal, Depends(allow("adapters:write"))]
-UploadId = Annotated[str, Path(max_length=64, examples=["upl_01k8r8wq3f0000000000000000"])]
+Reading = Annotated[Principal, Depends(allow("adapters:read", held="inside"))]
+Writing = Annotated[Principal, Depends(allow("adapters:write", held="inside"))]
 Offset = Annotated[
     int, Header(alias="Upload-Offset", ge=0, le=1 << 50, description="Where these bytes begin.")
 ]
@@ -39,9 +38,24 @@ PUTS: dict[int | str, dict[str, Any]] = TELLS | {
 }
 
 
+async def _within_reach(
+    principal: Authenticated,
+    tenant_id: Tenancy,
+    ctx: Ctx,
+    upload_id: Annotated[str, Path(max_length=64, examples=["upl_01k8r8wq3f0000000000000000"])],
+) -> str:
+    """A dependency: the path's upload, unless the caller's key is bound to other adapters (404)."""
+    if principal.adapters is not None:
+        await ctx.uploads.get(tenant_id, upload_id, principal.adapters)
+    return upload_id
+
+
+UploadId = Annotated[str, Depends(_within_reach)]
+
+
 @router.post("/adapters", status_code=201, openapi_extra=FORM, tags=["adapters"])
 async def upload_adapter(
-    _: Writing, tenant_id: Tenancy, actor: Acting, ctx: Ctx, request: Request
+    principal: Writing, tenant_id: Tenancy, actor: Acting, ctx: Ctx, request: Request
 ) -> VersionOut:
     """Publish a PEFT LoRA adapter as the next version of its name, in one request.
 
@@ -54,6 +68,7 @@ async def upload_adapter(
     async with ctx.uploads.draft(tenant_id, actor, length) as (draft, folder):
         kind = request.headers.get("content-type", "")
         name = await receive(request.stream(), kind, folder, limit)
+        principal.check_own(name)
         async with while_connected(request.receive):
             version = await ctx.uploads.publish(draft, name, actor)
     return VersionOut.of(name, version)
@@ -61,29 +76,36 @@ async def upload_adapter(
 
 @router.post("/uploads", status_code=201)
 async def create_upload(
-    _: Writing, tenant_id: Tenancy, actor: Acting, ctx: Ctx, body: UploadIn
+    principal: Writing, tenant_id: Tenancy, actor: Acting, ctx: Ctx, body: UploadIn
 ) -> UploadOut:
     """Begin an upload. Then PUT its parts, and POST to its `finish`.
 
     It waits for its parts until `expires_at`, through restarts of the server. A tenant may have
     only so many open at once, and their bytes count against its `storage_bytes`.
     """
+    principal.check_own(body.name)
     row = await ctx.uploads.create(tenant_id, body.wish(), actor)
     return await _shown(ctx, row)
 
 
 @router.get("/uploads")
 async def list_all(
-    _: Reading,
+    principal: Reading,
     tenant_id: Tenancy,
     ctx: Ctx,
     state: Annotated[State | None, Query(description="Those in this state only.")] = None,
     after: After = None,
     limit: PageSize = 100,
 ) -> Listed[UploadOut]:
-    """Uploads in the order they were begun, those of one request among them."""
+    """Uploads in the order they were begun, those of one request among them.
+
+    Those for adapters that its key is not bound to are left out.
+    """
+    names = principal.adapters
     async with ctx.db.read(tenant_id) as session:
-        page = await list_uploads(session, tenant_id, state=state, after=after, limit=limit)
+        page = await list_uploads(
+            session, tenant_id, state=state, after=after, limit=limit, names=names
+        )
     return listed(page, [UploadOut.of(row, ctx.uploads.bounds, {}) for row in page.items])
 
 

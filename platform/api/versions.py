@@ -1,5 +1,6 @@
 """/v1/adapters/{name}/versions: an adapter's immutable versions, retired, restored and deleted."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -12,8 +13,8 @@ from loraplex.platform.keys import Principal
 from loraplex.platform.versions import delete_version, get_version, list_versions, set_retired
 
 router = APIRouter(prefix="/v1/adapters/{name}/versions", tags=["adapters"])
-Reading = Annotated[Principal, Depends(allow("adapters:read"))]
-Writing = Annotated[Principal, Depends(allow("adapters:write"))]
+Reading = Annotated[Principal, Depends(allow("adapters:read", held="by path"))]
+Writing = Annotated[Principal, Depends(allow("adapters:write", held="by path"))]
 AfterVersion = Annotated[
     str | None,
     Query(
@@ -50,49 +51,49 @@ async def get_adapter_version(
         return VersionOut.of(name, await get_version(session, tenant_id, name, number))
 
 
+@dataclass(frozen=True)
+class Change:
+    """A version that a caller changes."""
+
+    caller: Writing
+    tenant_id: Tenancy
+    actor: Acting
+    ctx: Ctx
+    name: AdapterName
+    number: VersionNumber
+
+    async def retire(self, retired: bool) -> VersionOut:
+        """The version, retired or restored."""
+        tenant_id, name = self.tenant_id, self.name
+        async with self.ctx.db.session(tenant_id) as session:
+            return VersionOut.of(
+                name,
+                await set_retired(session, tenant_id, name, self.number, retired, actor=self.actor),
+            )
+
+
+Changing = Annotated[Change, Depends()]
+
+
 @router.post("/{number}/retire")
-async def retire_version(
-    _: Writing,
-    tenant_id: Tenancy,
-    actor: Acting,
-    ctx: Ctx,
-    name: AdapterName,
-    number: VersionNumber,
-) -> VersionOut:
+async def retire_version(change: Changing) -> VersionOut:
     """Let the adapter's bare name mean this version no more; its number and aliases go on."""
-    async with ctx.db.session(tenant_id) as session:
-        version = await set_retired(session, tenant_id, name, number, True, actor=actor)
-        return VersionOut.of(name, version)
+    return await change.retire(True)
 
 
 @router.post("/{number}/restore")
-async def restore_version(
-    _: Writing,
-    tenant_id: Tenancy,
-    actor: Acting,
-    ctx: Ctx,
-    name: AdapterName,
-    number: VersionNumber,
-) -> VersionOut:
+async def restore_version(change: Changing) -> VersionOut:
     """Let the adapter's bare name mean this version again, if it is the newest."""
-    async with ctx.db.session(tenant_id) as session:
-        version = await set_retired(session, tenant_id, name, number, False, actor=actor)
-        return VersionOut.of(name, version)
+    return await change.retire(False)
 
 
 @router.delete("/{number}")
-async def delete_adapter_version(
-    _: Writing,
-    tenant_id: Tenancy,
-    actor: Acting,
-    ctx: Ctx,
-    name: AdapterName,
-    number: VersionNumber,
-) -> Deleted:
+async def delete_adapter_version(change: Changing) -> Deleted:
     """Delete one version, unless an alias is at it or it is the only one (409).
 
     Requests in flight finish; the number is never given again.
     """
-    async with ctx.db.session(tenant_id) as session:
-        await delete_version(session, tenant_id, name, number, actor=actor)
+    tenant_id, name, number = change.tenant_id, change.name, change.number
+    async with change.ctx.db.session(tenant_id) as session:
+        await delete_version(session, tenant_id, name, number, actor=change.actor)
     return Deleted(id=f"{name}@{number}", object="adapter.version")

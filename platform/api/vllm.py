@@ -29,7 +29,8 @@ from loraplex.platform.tenants import get_tenant
 from loraplex.platform.upload_parts import CHUNK, FILES, Part, PartFolder
 
 router = APIRouter(prefix="/v1", tags=["adapters"])
-Writing = Annotated[Principal, Depends(allow("adapters:write"))]
+Publishing = Annotated[Principal, Depends(allow("adapters:write", held="inside"))]
+Deleting = Annotated[Principal, Depends(allow("adapters:write"))]
 PARTS: Final[dict[Part, str]] = {part: FILES[part] for part in ("adapter_config", "adapter_model")}
 Name = Annotated[str, Field(min_length=1, max_length=256, examples=["poet"])]
 
@@ -63,7 +64,7 @@ class UnloadIn(Body):
 
 @router.post("/load_lora_adapter", responses=_said("added"), response_class=PlainTextResponse)
 async def load_lora_adapter(
-    principal: Writing,
+    principal: Publishing,
     tenant_id: Tenancy,
     actor: Acting,
     ctx: Ctx,
@@ -75,6 +76,7 @@ async def load_lora_adapter(
     The answer comes once the adapter is checked, compiled and published. A name that is there
     needs `load_inplace`, and gets its next version.
     """
+    principal.check_own(body.lora_name, "lora_name")
     root = await _root(ctx, principal, tenant_id)
     await _check_free(ctx, tenant_id, body)
     opened = await to_thread.run_sync(open_files, root, body.lora_path, PARTS)
@@ -89,7 +91,7 @@ async def load_lora_adapter(
 
 @router.post("/unload_lora_adapter", responses=_said("removed"), response_class=PlainTextResponse)
 async def unload_lora_adapter(
-    _: Writing, tenant_id: Tenancy, actor: Acting, ctx: Ctx, body: UnloadIn
+    _: Deleting, tenant_id: Tenancy, actor: Acting, ctx: Ctx, body: UnloadIn
 ) -> PlainTextResponse:
     """Delete an adapter with all its versions, as vLLM's route of this name does.
 

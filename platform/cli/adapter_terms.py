@@ -7,15 +7,7 @@ from urllib.parse import quote
 import typer
 
 from loraplex.platform.cli.client import Api, Role, asks
-from loraplex.platform.cli.limit_options import (
-    LIMITS,
-    Concurrency,
-    DayTokens,
-    MonthTokens,
-    Requests,
-    Tokens,
-    limits_given,
-)
+from loraplex.platform.cli.limit_options import LIMITS, takes_limits
 
 COLUMNS = ("name", "version", "visibility", "shared_with", "description", *LIMITS)
 USES = ("id", "tenant", "requests", "prompt_tokens", "completion_tokens", "cached_tokens")
@@ -30,6 +22,7 @@ def show(api: Api, name: Name) -> Any:
 
 
 @asks(Role.TENANT, COLUMNS)
+@takes_limits()
 def change(
     api: Api,
     name: Name,
@@ -42,11 +35,8 @@ def change(
         typer.Option("--share", help="All tenants to share it with, by id or name; repeatable."),
     ] = None,
     description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
-    requests: Requests = None,
-    tokens: Tokens = None,
-    concurrency: Concurrency = None,
-    day_tokens: DayTokens = None,
-    month_tokens: MonthTokens = None,
+    *,
+    limits: dict[str, Any],
     lift: Annotated[
         list[str] | None,
         typer.Option("--lift", help="What shall hold no more: shared-with, description."),
@@ -58,7 +48,7 @@ def change(
     """
     given = {"visibility": visibility, "description": description, "shared_with": share or None}
     body: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    body |= limits_given(requests, tokens, concurrency, day_tokens, month_tokens)
+    body |= limits
     for word in lift or ():
         field = word.replace("-", "_")
         body[field] = [] if field == "shared_with" else None

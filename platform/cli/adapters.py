@@ -1,14 +1,13 @@
 """`loraplex adapters`: upload, list and remove a tenant's adapters, and move their aliases."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from loraplex.platform.cli import adapter_terms, aliases, versions
+from loraplex.platform.cli import adapter_terms, aliases, sending, versions
 from loraplex.platform.cli.client import Api, Role, asks, fail
-from loraplex.platform.cli.sending import parts_of
-from loraplex.platform.cli.sending import upload as send_upload
 
 app = typer.Typer(help="Upload, list and remove adapters (tenant).", no_args_is_help=True)
 app.add_typer(aliases.app, name="alias")
@@ -24,6 +23,7 @@ COLUMNS = ("name", "version", "rank", "bytes", "digest", "created_at")
 @asks(Role.TENANT, COLUMNS)
 def upload(
     api: Api,
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="The name that requests will use as their model.")],
     source: Annotated[
         Path, typer.Argument(help="A PEFT adapter: its directory, or a zip of it.", exists=True)
@@ -35,19 +35,50 @@ def upload(
         list[str] | None,
         typer.Option(help="Make an image of this dtype, bf16 or int8; the first is its own."),
     ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Go on with this upload, which an earlier run began."),
+    ] = None,
 ) -> Any:
     """Upload an adapter; a name that exists gets its next version.
 
-    A broken connection is taken up where it broke. Every check is told as it passes, and every
-    reason with its fix.
+    A broken connection is taken up where it broke. Where this command ends before the upload does,
+    it says how to go on. Every check is told as it passes, and every reason with its fix.
     """
-    wish = {"name": name, "alias": alias} | ({"variants": variant} if variant else {})
-    done = send_upload(api, wish, parts_of(source))
+    if resume is not None and (alias or variant):
+        fail("--resume goes on with an upload as it was begun: leave --alias and --variant out.")
+    parts = sending.parts_of(source)
+    if resume is None:
+        wish = {"name": name, "alias": alias} | ({"variants": variant} if variant else {})
+        begun = sending.begin(api, wish, parts)
+    else:
+        begun = sending.take_up(api, resume, name, parts)
+    typer.echo(f"The upload is {begun['id']}.", err=True)
+    again = f"To go on with it:\n  {_command(context, name, source, begun['id'])}"
+    try:
+        done = sending.send(api, begun, parts)
+    except sending.Interrupted as error:
+        fail(f"{error}\n{again}")
+    except KeyboardInterrupt:
+        typer.echo(again, err=True)
+        raise
     if done["state"] != "ready":
         reasons = [f"- {reason['message']}" for reason in done["reasons"]]
-        fail("\n".join([f"The upload {done['id']} is {done['state']}.", *reasons]))
+        more = [again] if done["state"] == "uploading" else []
+        fail("\n".join([f"The upload {done['id']} is {done['state']}.", *reasons, *more]))
     number = done["version"].rpartition("@")[2]
     return api.call("GET", f"/v1/adapters/{name}/versions/{number}")
+
+
+def _command(context: typer.Context, name: str, source: Path, upload_id: str) -> str:
+    """The command that goes on with an upload, with this one's own options but for its key."""
+    words = ["loraplex", "adapters", "upload", name, str(source), "--resume", upload_id]
+    options = {"url": "--url", "data_dir": "--data-dir", "api_key": "--api-key"}
+    for field, option in options.items():
+        origin = context.get_parameter_source(field)
+        if origin is not None and origin.name == "COMMANDLINE":
+            words += [option, "KEY" if field == "api_key" else str(context.params[field])]
+    return shlex.join(words)
 
 
 @app.command("list")

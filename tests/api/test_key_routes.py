@@ -65,6 +65,7 @@ async def test_a_keys_secret_is_told_once_and_works_until_it_is_revoked(world, o
         ({"adapters": []}, 400, "adapters"),
         ({"adapters": ["support@2"]}, 400, "adapters"),
         ({"adapters": ["support"], "scopes": ["infer", "admin"]}, 400, "adapters"),
+        ({"adapters": ["a"], "scopes": ["adapters:write"], "tenant_id": None}, 400, "adapters"),
         ({"tokens_per_day": 0}, 400, "tokens_per_day"),
         ({"weight": 2}, 400, "weight"),  # a tenant's limit, not a key's
     ],

@@ -198,3 +198,56 @@ async def test_folders_that_no_open_upload_names_are_swept(world, client):
     (stray / "source").mkdir(parents=True)
     await Sweeper(bounded(world)).sweep()
     assert [path.name for path in world.settings.quarantine_dir.iterdir()] == [kept]
+
+
+async def leave(world, client, state: str) -> str:
+    """An upload in this state as a killed process left it, its image in the store."""
+    upload = await begin(client)
+    image = world.settings.quarantine_dir / upload / "image"
+    image.write_bytes(b"an image of ok")
+    world.gate.store.put(image, digest_of("ok"))
+    async with world.db.session(None) as session:
+        row = await session.get(Upload, upload)
+        row.state, row.options = state, row.options | {"fresh": [digest_of("ok")], "attempts": 3}
+        row.updated_at = row.created_at.replace(year=2020)
+    return upload
+
+
+async def test_images_of_what_was_closed_in_any_way_after_a_death_leave_the_store(world, client):
+    async def sweep(_: str) -> None:
+        await Sweeper(bounded(world)).sweep()
+
+    async def cancel(upload: str) -> None:
+        assert (await client.delete(f"{PATH}/{upload}")).status_code == 200
+
+    store = world.gate.store
+    for state, close in (("validating", sweep), ("validating", cancel), ("cancelled", sweep)):
+        upload = await leave(world, client, state)
+        await close(upload)
+        assert (await client.get(f"{PATH}/{upload}")).json()["state"] != "validating"
+        assert digest_of("ok") not in store, (state, close)
+        assert not (world.settings.quarantine_dir / upload).exists()
+
+
+async def test_an_image_that_another_upload_published_meanwhile_stays(world, client):
+    upload = await leave(world, client, "validating")
+    assert (await finish(client, await begin(client)))["state"] == "ready"
+    await Sweeper(bounded(world)).sweep()
+    assert (await client.get(f"{PATH}/{upload}")).json()["state"] == "failed"
+    assert digest_of("ok") in world.gate.store
+
+
+async def test_a_form_that_is_cancelled_while_it_is_checked_is_told_so(world, client):
+    bounded(world, lease_s=0.05)
+    files = {"adapter_config": ("c", CONFIG), "adapter_model": ("m", b"hang")}
+    form = asyncio.create_task(client.post("/v1/adapters", data={"name": "poet"}, files=files))
+
+    async def checked() -> str | None:
+        rows = (await client.get(PATH, params={"state": "validating"})).json()["data"]
+        return rows[0]["id"] if rows else None
+
+    upload = await world.until(checked)
+    assert (await client.delete(f"{PATH}/{upload}")).json()["state"] == "cancelled"
+    answer = await form
+    assert (answer.status_code, "cancelled" in answer.text) == (409, True)
+    assert list(world.settings.quarantine_dir.iterdir()) == []

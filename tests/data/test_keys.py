@@ -204,7 +204,8 @@ async def test_keys_are_listed_in_pages(
         ({"adapters": ["a b"]}, "adapters"),
         ({"adapters": ["x" * 161]}, "adapters"),
         ({"adapters": ["support"] * 101}, "adapters"),
-        ({"adapters": ["support"], "scopes": ["infer", "adapters:write"]}, "adapters"),
+        ({"adapters": ["support"], "scopes": ["infer", "admin"]}, "adapters"),
+        ({"adapters": ["a"], "scopes": ["adapters:write"], "tenant_id": None}, "adapters"),
     ],
 )
 async def test_an_impossible_key_is_refused(

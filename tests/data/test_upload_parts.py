@@ -1,6 +1,7 @@
 """Parts on disk: whatever fails, what was acknowledged is there, and only that is gone on with."""
 
 import errno
+import os
 import resource
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraplex.platform import upload_parts
-from loraplex.platform.errors import StillRunning, StorageFull, TooLarge, WrongOffset
+from loraplex.platform.errors import Conflict, StillRunning, StorageFull, TooLarge, WrongOffset
 from loraplex.platform.upload_parts import PartFolder
 
 LIMIT = 40
@@ -115,6 +116,38 @@ def test_a_link_in_a_parts_place_is_not_followed(folder, tmp_path):
     with pytest.raises(OSError, match="symbolic"):
         folder.open("archive", 0, LIMIT)
     assert outside.read_bytes() == b""
+
+
+def is_refused(folder: PartFolder) -> bool:
+    with pytest.raises(Conflict):
+        folder.open("archive", 5, LIMIT)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("step", "look"),
+    [
+        ("open", lambda folder: folder.offsets() == {}),
+        ("stat", lambda folder: folder.check_offset("archive", 0) is None),
+        ("open", is_refused),
+    ],
+    ids=["offsets", "check_offset", "open"],
+)
+def test_a_folder_that_goes_while_one_looks_has_no_parts(folder, monkeypatch, step, look):
+    """An upload is closed in the midst of a request that asks for it."""
+    writer = folder.open("archive", 0, LIMIT)
+    writer.write(b"12345")
+    writer.close()
+    real = getattr(os, step)
+
+    def removing(*given, **options):
+        monkeypatch.setattr(os, step, real)
+        folder.remove()
+        return real(*given, **options)
+
+    monkeypatch.setattr(os, step, removing)
+    assert look(folder)
+    assert not folder.exists(), "it went under way"
 
 
 def test_the_folder_is_its_owners_only_and_goes_with_all_in_it(folder):

@@ -15,7 +15,8 @@ import safetensors.torch
 import torch
 
 from loraplex.engine.client.local import LocalEngine
-from loraplex.engine.images import BaseManifest, ImageBuilder, ImageStore, SliceData
+from loraplex.engine.image_builder import ImageBuilder, SliceData
+from loraplex.engine.images import BaseManifest, ImageStore
 from loraplex.engine.protocol import Finished, Generate, Sampling
 from loraplex.platform import canary
 from loraplex.platform.boot import ENGINE_SOCKET
