@@ -22,28 +22,30 @@ from loraplex.platform.admin.adapter_facts import (
 )
 from loraplex.platform.admin.examples import curl_for
 from loraplex.platform.admin.route import PageRoute
-from loraplex.platform.admin.shell import go, page, shell
+from loraplex.platform.admin.shell import go, page, pager, shell
 from loraplex.platform.admin.visit import PATH, Visit, Visiting, Writing
 from loraplex.platform.admin.whose import actor_names, tenant_names
 from loraplex.platform.api import adapters as api
 from loraplex.platform.api import aliases as alias_api
 from loraplex.platform.api import versions as version_api
-from loraplex.platform.api.adapter_schemas import AdapterChange
+from loraplex.platform.api.adapter_schemas import MAX_NUMBER, AdapterChange, VersionNumber
 from loraplex.platform.api.alias_schemas import AliasIn, CanaryIn, SeenIn
 from loraplex.platform.api.context import Context, Ctx
+from loraplex.platform.api.failures import checked
 from loraplex.platform.db.models import Adapter
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import ApiError
 from loraplex.platform.sharing import shares_of, uses
 from loraplex.platform.versions import list_versions
 from loraplex.web.contexts.adapters import AdapterPage, AdapterRows, AdaptersPage, UseRow
-from loraplex.web.contexts.shell import Choice, Pager
+from loraplex.web.contexts.shell import Choice
 
 router = APIRouter(prefix=f"{PATH}/adapters", route_class=PageRoute, include_in_schema=False)
 Text = Annotated[str, Form(max_length=500)]
-Seen = Annotated[int, Form(ge=0)]
-Number = Annotated[int, Form(ge=1)]
+Seen = Annotated[int, Form(ge=0, le=MAX_NUMBER)]
+Version = Annotated[int, Form(ge=1, le=MAX_NUMBER)]
 Short = Annotated[str, Query(max_length=64)]
+Change = Literal["retire", "restore"]
 USED_DAYS = 30
 
 
@@ -71,10 +73,7 @@ async def show_adapters(
         shell=shell(request, visit, "Adapters"),
         query=query,
         rows=found.rows,
-        pager=Pager(
-            there if after else None,
-            f"{there}&after={found.following}" if found.following else None,
-        ),
+        pager=pager(there, after, found.following),
         upload=f"{PATH}/upload?tenant_id={tenant_id}" if visit.can_write else None,
         list=f"{PATH}/adapters",
         tenant_id=tenant_id or None,
@@ -100,14 +99,13 @@ async def save(
 ) -> Response:
     """Description and visibility."""
     adapter = await _adapter(ctx, visit, adapter_id)
-    change = AdapterChange.model_validate(
-        {
-            "visibility": visibility,
-            "description": description.strip() or None,
-            "shared_with": [each.strip() for each in shared_with.split(",") if each.strip()],
-        }
-    )
+    said = {
+        "visibility": visibility,
+        "description": description.strip() or None,
+        "shared_with": [each.strip() for each in shared_with.split(",") if each.strip()],
+    }
     try:
+        change = checked(AdapterChange, said)
         await api.change_one_adapter(
             visit.principal, adapter.tenant_id, visit.actor, ctx, adapter.name, change
         )
@@ -134,28 +132,30 @@ async def delete(
 
 @router.post("/{adapter_id}/versions/{number}/{change}")
 async def change_version(
-    ctx: Ctx, visit: Writing, adapter_id: str, number: int, change: Literal["retire", "restore"]
+    ctx: Ctx, visit: Writing, adapter_id: str, number: VersionNumber, change: Change
 ) -> Response:
     """Retire or restore a version."""
     adapter = await _adapter(ctx, visit, adapter_id)
     retires = change == "retire"
     act = version_api.retire_version if retires else version_api.restore_version
-    await act(visit.principal, adapter.tenant_id, visit.actor, ctx, adapter.name, number)
+    await act(
+        version_api.Change(
+            visit.principal, adapter.tenant_id, visit.actor, ctx, adapter.name, number
+        )
+    )
     done = "version-retired" if retires else "version-restored"
     return go(f"{PATH}/adapters/{adapter_id}", done)
 
 
 @router.post("/{adapter_id}/aliases")
 async def create_alias(
-    request: Request, ctx: Ctx, visit: Writing, adapter_id: str, alias: Text, version: Number
+    request: Request, ctx: Ctx, visit: Writing, adapter_id: str, alias: Text, version: Version
 ) -> Response:
     """Make an alias."""
     adapter = await _adapter(ctx, visit, adapter_id)
     body = AliasIn(version=version, revision=0)
     try:
-        await alias_api.move_alias(
-            visit.principal, adapter.tenant_id, visit.actor, ctx, adapter.name, alias.strip(), body
-        )
+        await alias_api.move_alias(_change(ctx, visit, adapter, alias.strip()), body)
     except ApiError as error:
         context = await _page(request, ctx, visit, adapter)
         return page(replace(context, new_alias=alias, alias_error=error.message))
@@ -170,18 +170,16 @@ async def move_alias(
     adapter_id: str,
     alias: str,
     seen: Seen,
-    version: Number,
-    canary: Text = "",
+    version: Version,
+    canary: Annotated[int | None, Form(ge=1, le=MAX_NUMBER)] = None,
     percent: Annotated[float, Form(gt=0, lt=100)] = 10,
 ) -> Response:
     """Move an alias, with a canary or without."""
     adapter = await _adapter(ctx, visit, adapter_id)
-    share = CanaryIn(version=int(canary), percent=percent) if canary.isdecimal() else None
+    share = CanaryIn(version=canary, percent=percent) if canary else None
     body = AliasIn(version=version, canary=share, revision=seen)
     try:
-        await alias_api.move_alias(
-            visit.principal, adapter.tenant_id, visit.actor, ctx, adapter.name, alias, body
-        )
+        await alias_api.move_alias(_change(ctx, visit, adapter, alias), body)
     except ApiError as error:
         return await _refused(request, ctx, visit, adapter, alias, error)
     return go(f"{PATH}/adapters/{adapter_id}#alias-{alias}", "alias-moved")
@@ -200,16 +198,22 @@ async def act_on_alias(
 ) -> Response:
     """Promote a canary, roll back, or remove an alias."""
     adapter = await _adapter(ctx, visit, adapter_id)
-    whose = (visit.principal, adapter.tenant_id, visit.actor, ctx, adapter.name, alias)
+    change = _change(ctx, visit, adapter, alias)
     try:
         if act == "remove":
-            await alias_api.remove_alias(*whose, seen)
+            await alias_api.remove_alias(change, seen)
             return go(f"{PATH}/adapters/{adapter_id}", "alias-removed")
         call, done = ACTS[act]
-        await call(*whose, SeenIn(revision=seen))
+        await call(change, SeenIn(revision=seen))
     except ApiError as error:
         return await _refused(request, ctx, visit, adapter, alias, error)
     return go(f"{PATH}/adapters/{adapter_id}#alias-{alias}", done)
+
+
+def _change(ctx: Context, visit: Visit, adapter: Adapter, alias: str) -> alias_api.Change:
+    return alias_api.Change(
+        visit.principal, adapter.tenant_id, visit.actor, ctx, adapter.name, alias
+    )
 
 
 async def _adapter(ctx: Context, visit: Visit, adapter_id: str) -> Adapter:
@@ -232,6 +236,7 @@ async def _refused(
 async def _page(request: Request, ctx: Context, visit: Visit, adapter: Adapter) -> AdapterPage:
     owner, name, base = adapter.tenant_id, adapter.name, ctx.base.fingerprint
     since = utc_now().date() - timedelta(days=USED_DAYS)
+    await ctx.books.flush()
     async with ctx.db.read(None) as session:
         moves = await moves_of(session, adapter)
         who = await actor_names(session, (move.moved_by for move in moves))

@@ -3,6 +3,7 @@
 Knows forms; refuses to know how a key is made or checked.
 """
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
@@ -12,18 +13,19 @@ from starlette.responses import Response
 
 from loraplex.platform.admin.examples import curl_for
 from loraplex.platform.admin.route import PageRoute
-from loraplex.platform.admin.shell import go, page, shell
+from loraplex.platform.admin.shell import go, page, pager, shell
 from loraplex.platform.admin.visit import PATH, Visit, Writing
 from loraplex.platform.admin.whose import chosen_tenant, tenant_choices, tenant_names
 from loraplex.platform.api import keys as api
 from loraplex.platform.api.context import Context, Ctx
+from loraplex.platform.api.failures import checked
 from loraplex.platform.api.key_schemas import KeyIn, RotateIn
 from loraplex.platform.db.models import ApiKey
 from loraplex.platform.db.types import utc_now
-from loraplex.platform.errors import ApiError
+from loraplex.platform.errors import ApiError, BadRequest
 from loraplex.platform.key_changes import list_keys
 from loraplex.web.contexts.keys import KeyMadePage, KeyRow, KeysPage
-from loraplex.web.contexts.shell import Badge, Choice, Pager
+from loraplex.web.contexts.shell import Badge, Choice
 
 router = APIRouter(prefix=f"{PATH}/keys", route_class=PageRoute, include_in_schema=False)
 Short = Annotated[str, Query(max_length=64)]
@@ -111,14 +113,26 @@ async def _body(
     async with ctx.db.read(visit.tenant_id) as session:
         tenant = await chosen_tenant(session, visit, tenant_id)
     names = [each.strip() for each in adapters.split(",") if each.strip()]
-    ends = utc_now() + timedelta(days=int(days)) if days.strip().isdecimal() else None
-    return KeyIn(
-        name=name.strip(),
-        scopes=scopes,
-        tenant_id=tenant.id if tenant else None,
-        expires_at=ends,
-        adapters=names or None,
-    )
+    said = {
+        "name": name.strip(),
+        "scopes": scopes,
+        "tenant_id": tenant.id if tenant else None,
+        "expires_at": _in_days(days.strip()),
+        "adapters": names or None,
+    }
+    return checked(KeyIn, said)
+
+
+def _in_days(days: str) -> datetime | None:
+    """When a key ends; never, where nothing was written."""
+    if not days:
+        return None
+    if not re.fullmatch("[0-9]{1,4}", days):
+        raise BadRequest(
+            "The days are a number up to 9999; leave them empty for a key that does not expire.",
+            param="days",
+        )
+    return utc_now() + timedelta(days=int(days))
 
 
 async def _list(
@@ -131,13 +145,13 @@ async def _list(
         found = await list_keys(session, tenant_id=whose, after=after or None, limit=PAGE)
         names = await tenant_names(session, (key.tenant_id for key in found.items))
     mark = _mark(tenant_id)
-    there = f"{PATH}/keys?tenant_id={tenant_id}"
     return KeysPage(
         shell=shell(request, visit, "API keys"),
         rows=tuple(_row(key, names.get(key.tenant_id), mark) for key in found.items),
-        pager=Pager(
-            there if after else None,
-            f"{there}&after={found.items[-1].id}" if found.has_more else None,
+        pager=pager(
+            f"{PATH}/keys?tenant_id={tenant_id}",
+            after,
+            found.items[-1].id if found.has_more else None,
         ),
         scopes=tuple(Choice(k, v, k in ("infer", "adapters:read")) for k, v in SCOPES.items()),
         overlaps=tuple(Choice(k, v, k == "86400") for k, v in OVERLAPS.items()),

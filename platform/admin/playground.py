@@ -21,6 +21,7 @@ from loraplex.platform.admin.visit import PATH, Visit, Writing
 from loraplex.platform.admin.whose import chosen_tenant, tenant_choices
 from loraplex.platform.api.chat import ChatRequest
 from loraplex.platform.api.context import Context, Ctx
+from loraplex.platform.api.failures import checked
 from loraplex.platform.api.generate import create_chat_completion
 from loraplex.platform.db.models import Tenant
 from loraplex.platform.errors import ApiError, NotFound
@@ -56,7 +57,7 @@ class Question(BaseModel):
         }
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return ChatRequest.model_validate(body)
+        return checked(ChatRequest, body)
 
 
 @router.get("")

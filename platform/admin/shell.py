@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 from typing import Final
+from urllib.parse import urlencode
 
 from fastapi import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -9,7 +10,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from loraplex.platform.admin.visit import Visit
 from loraplex.platform.errors import ApiError
 from loraplex.platform.users import Role
-from loraplex.web.contexts.shell import ErrorPage, Notice, Shell, Tab, Viewer
+from loraplex.web.contexts.shell import ErrorPage, Notice, Pager, Shell, Tab, Viewer
 from loraplex.web.pages import Context, render
 
 EVERYONE: Final[frozenset[Role]] = frozenset({"operator", "admin", "viewer"})
@@ -68,6 +69,13 @@ def shell(request: Request, visit: Visit, tab: str, notice: Notice | None = None
 def page(context: Context, status: int = 200) -> HTMLResponse:
     """The answer that shows a page."""
     return HTMLResponse(render(context), status_code=status)
+
+
+def pager(there: str, after: str, last: str | None, word: str = "after") -> Pager:
+    """From a page of the list at `there`, which follows `after`: to its start, and past `last`."""
+    mark = "&" if "?" in there else "?"
+    following = f"{there}{mark}{urlencode({word: last})}" if last else None
+    return Pager(there if after else None, following)
 
 
 def go(path: str, done: str | None = None) -> RedirectResponse:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from loraplex.platform.admin.limit_facts import FIELDS, limit_fields, numbers_of
 from loraplex.platform.admin.route import PageRoute
-from loraplex.platform.admin.shell import go, page, shell
+from loraplex.platform.admin.shell import go, page, pager, shell
 from loraplex.platform.admin.visit import PATH, Operating, Visit
 from loraplex.platform.api import quota as quota_api
 from loraplex.platform.api import tenants as api
@@ -26,7 +26,7 @@ from loraplex.platform.db.models import Tenant, UsageRecord
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import ApiError, LimiterDown
 from loraplex.platform.tenants import get_tenant
-from loraplex.web.contexts.shell import Badge, Notice, Pager
+from loraplex.web.contexts.shell import Badge, Notice
 from loraplex.web.contexts.tenants import TenantPage, TenantRow, TenantsPage
 from loraplex.web.words import of_bytes, of_count, of_seconds
 
@@ -113,7 +113,6 @@ async def _list(
         today = await _tokens_today(session, [each.id for each in shown])
     services = {each.tenant: each for each in ctx.engine.stats.tenants}
     there = f"{PATH}/tenants?{urlencode({'query': query})}"
-    more = len(tenants) > PAGE
     return TenantsPage(
         shell=shell(request, visit, "Tenants"),
         query=query,
@@ -129,7 +128,7 @@ async def _list(
             )
             for each in shown
         ),
-        pager=Pager(there if after else None, f"{there}&after={shown[-1].name}" if more else None),
+        pager=pager(there, after, shown[-1].name if len(tenants) > PAGE else None),
     )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from starlette.responses import Response
 
 from loraplex.platform.admin.route import PageRoute
-from loraplex.platform.admin.shell import go, page, shell
+from loraplex.platform.admin.shell import go, page, pager, shell
 from loraplex.platform.admin.visit import PATH, Visit, Writing
 from loraplex.platform.admin.whose import tenant_names
 from loraplex.platform.api import users as api
@@ -21,7 +21,7 @@ from loraplex.platform.db.models import Tenant, User
 from loraplex.platform.errors import ApiError, BadRequest
 from loraplex.platform.users import ROLES, Role, list_users
 from loraplex.web.contexts.records import UserRow, UsersPage
-from loraplex.web.contexts.shell import Badge, Choice, Pager
+from loraplex.web.contexts.shell import Badge, Choice
 
 router = APIRouter(prefix=f"{PATH}/users", route_class=PageRoute, include_in_schema=False)
 Short = Annotated[str, Query(max_length=64)]
@@ -111,10 +111,7 @@ async def _list(request: Request, ctx: Context, visit: Visit, after: str) -> Use
         rows=tuple(_row(user, names.get(user.tenant_id), visit) for user in found.items),
         roles=tuple(Choice(role, ROLE_WORDS[role], role == "viewer") for role in roles),
         act=f"{PATH}/users",
-        pager=Pager(
-            f"{PATH}/users" if after else None,
-            f"{PATH}/users?after={found.items[-1].id}" if found.has_more else None,
-        ),
+        pager=pager(f"{PATH}/users", after, found.items[-1].id if found.has_more else None),
     )
 
 

@@ -16,7 +16,7 @@ from pydantic import (
 
 from loraplex.platform.api.requests import GenerationRequest
 from loraplex.platform.api.strict import Strict
-from loraplex.platform.api.tools import PastCall, Tooled
+from loraplex.platform.api.tools import NotRead, PastCall, Tooled
 from loraplex.platform.errors import BadRequest
 
 MAX_MESSAGES = 4_096
@@ -63,6 +63,7 @@ class ChatMessage(Strict):
     name: Annotated[str | None, Field(max_length=64)] = None
     tool_calls: Annotated[list[PastCall] | None, Field(max_length=MAX_PAST_CALLS)] = None
     tool_call_id: Annotated[str | None, Field(min_length=1, max_length=256)] = None
+    parsed: NotRead = None
 
     @model_validator(mode="before")
     @classmethod

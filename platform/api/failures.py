@@ -8,10 +8,11 @@ server is made of.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
@@ -25,6 +26,7 @@ from loraplex.platform.errors import (
 )
 
 MAX_COMPLAINTS = 5
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def install(app: FastAPI, routers: Iterable[APIRouter]) -> None:
@@ -83,6 +85,18 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         return _from_http(error)
     raise error
+
+
+def checked(body: type[Body], said: Mapping[str, Any]) -> Body:
+    """A route's body, made here of what somebody said elsewhere: in a form, or another API's words.
+
+    Raises `BadRequest` as the route itself would.
+    """
+    try:
+        return body.model_validate(said)
+    except ValidationError as error:
+        complaints = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise _from_validation(complaints) from error
 
 
 def _from_http(error: HTTPException) -> ApiError:

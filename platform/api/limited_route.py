@@ -9,19 +9,19 @@ from typing import Any, Final
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from loraplex.platform.api.buckets import own_buckets
 from loraplex.platform.api.context import get_context
 from loraplex.platform.api.failures import as_api_error
+from loraplex.platform.api.json_body import JsonRoute
 from loraplex.platform.errors import ApiError, LimiterDown
 
 FAULTS: Final = (ApiError, HTTPException, RequestValidationError)
 
 
-class LimitedRoute(APIRoute):
+class LimitedRoute(JsonRoute):
     """A route whose every error after the key's check has `x-ratelimit-*`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

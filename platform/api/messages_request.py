@@ -6,10 +6,10 @@ nothing here are accepted, and their descriptions say why. Refuses to know how c
 
 from typing import Annotated, Any, Final, Literal
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from loraplex.platform.api.chat import MAX_MESSAGES, ChatRequest
+from loraplex.platform.api.failures import checked
 from loraplex.platform.api.messages_blocks import (
     Block,
     CacheControl,
@@ -136,13 +136,8 @@ class CountRequest(Strict):
         return self
 
     def chat(self) -> ChatRequest:
-        """The chat that is meant; raises `RequestValidationError` where chats are stricter."""
-        try:
-            return ChatRequest.model_validate(self._said())
-        except ValidationError as error:
-            complaints = error.errors()
-            located = [{**each, "loc": ("body", *each["loc"])} for each in complaints]
-            raise RequestValidationError(located) from error
+        """The chat that is meant; raises `BadRequest` where chats are stricter."""
+        return checked(ChatRequest, self._said())
 
     def _said(self) -> dict[str, Any]:
         """The body in OpenAI's words, as far as both routes have it."""

@@ -1,10 +1,10 @@
 """Days and moments in query strings: as ISO 8601 writes them, never as bare numbers."""
 
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Annotated, Any
 
 from fastapi import Query
-from pydantic import AwareDatetime, BeforeValidator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 
 def _written(value: Any) -> Any:
@@ -14,9 +14,17 @@ def _written(value: Any) -> Any:
     return value
 
 
+def in_utc(moment: datetime) -> datetime:
+    """Far from Greenwich, the first and the last hours of the calendar are outside UTC's."""
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("its year in UTC must be from 1 to 9999") from None
+
+
 Day = Annotated[
     date | None,
     BeforeValidator(_written),
     Query(description="A UTC day; it is included.", examples=["2026-11-30"]),
 ]
-Moment = Annotated[AwareDatetime, BeforeValidator(_written)]
+Moment = Annotated[AwareDatetime, BeforeValidator(_written), AfterValidator(in_utc)]

@@ -14,7 +14,7 @@ from loraplex.platform.api.strict import Strict
 from loraplex.platform.api.structured import Guided
 from loraplex.platform.errors import BadRequest
 
-MAX_STOPS = 4
+MAX_STOPS = 16  # OpenAI takes 4, vLLM any number
 MAX_STOP_CHARS = 1_000
 MAX_PROMPTS = 16
 MAX_BIASES = 1_024
@@ -28,7 +28,6 @@ REFUSED = {
     "function_call": "function_call is the older name of tool_choice; send tool_choice.",
     "audio": "Only text is served here; leave audio out.",
     "modalities": 'Only text is served here; leave modalities out, or send ["text"].',
-    "prediction": "Predicted outputs are not served here; leave prediction out.",
     "web_search_options": "Web search is not served here; leave web_search_options out.",
     "reasoning_effort": "The base is no reasoning model; leave reasoning_effort out.",
     "verbosity": "Verbosity is not served here; ask for it in a message instead.",
@@ -39,10 +38,21 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
     "store": (False,),
     "suffix": ("",),
 }
-IGNORED = frozenset({"service_tier", "safety_identifier", "prompt_cache_key"})
+IGNORED = frozenset(  # none of them changes what is answered
+    {
+        "service_tier",
+        "safety_identifier",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+    }
+)
 
 
 def _as_list(value: Any) -> Any:
@@ -52,7 +62,7 @@ def _as_list(value: Any) -> Any:
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[
     list[StopText],
-    Field(max_length=MAX_STOPS, description="A string, or up to four."),
+    Field(max_length=MAX_STOPS, description="A string, or up to 16."),
     BeforeValidator(_as_list),
 ]
 TokenId = Annotated[int, Field(ge=0)]

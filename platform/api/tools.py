@@ -21,6 +21,9 @@ MAX_TOOLS: Final = 128
 MAX_TOOLS_CHARS: Final = 65_536
 NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 
+NotRead = Annotated[
+    Any, Field(exclude=True, description="OpenAI's SDK adds it to answers; it is not read.")
+]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -115,6 +118,7 @@ class PastFunction(Strict):
     arguments: Annotated[
         dict[str, Any], BeforeValidator(_parse_arguments), WithJsonSchema({"type": "string"})
     ]
+    parsed_arguments: NotRead = None
 
 
 class PastCall(Strict):
@@ -123,6 +127,7 @@ class PastCall(Strict):
     id: Annotated[str, Field(min_length=1, max_length=256)]
     type: Literal["function"]
     function: PastFunction
+    index: NotRead = None
 
 
 class Tooled(Strict):

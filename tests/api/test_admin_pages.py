@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import select
+from visitors import ADMIN, OPERATOR, PASSWORD, STRANGER, VIEWER, make_user, visitor
 
 from loraplex.platform import demo, sign_in
 from loraplex.platform.admin.screens import SCREENS
@@ -13,15 +14,11 @@ from loraplex.platform.admin.visit import COOKIE
 from loraplex.platform.audit import SYSTEM
 from loraplex.platform.db.models import UserSession
 from loraplex.platform.db.types import utc_now
-from loraplex.platform.passwords import hash_password
 from loraplex.platform.tenants import set_suspended
-from loraplex.platform.users import create_user, set_disabled, set_password
+from loraplex.platform.users import set_disabled
 
 pytestmark = pytest.mark.anyio
 
-PASSWORD = "a long sentence is a good one"
-OURS = {"origin": "http://localhost", "sec-fetch-site": "same-origin"}
-STRANGER, VIEWER, ADMIN, OPERATOR = "stranger", "viewer", "admin", "operator"
 ALL = {VIEWER, ADMIN, OPERATOR}
 WRITERS = {ADMIN, OPERATOR}
 TABLE = {
@@ -81,27 +78,6 @@ PLACES = {
     "act": "rollback",
     "part": "archive",
 }
-
-
-async def make_user(world, role, tenant="acme", name=None):
-    """A user with the password, and its id."""
-    tenant_id = None if role == OPERATOR else world.tenants[tenant]
-    async with world.db.session(None) as session:
-        user = await create_user(session, tenant_id, name or role, role, actor=SYSTEM)
-    hashed = await hash_password(PASSWORD)
-    async with world.db.session(None) as session:
-        await set_password(session, user.id, hashed, actor=SYSTEM)
-    return user.id
-
-
-async def visitor(world, role, **options):
-    """A browser in which a user of this role is signed in; a stranger where None is given."""
-    client = world.client(None)
-    client.headers.update(OURS | {"accept": "text/html"})
-    if role != STRANGER:
-        token = await open_session(world.db, await make_user(world, role, **options))
-        client.headers["cookie"] = f"{COOKIE}={token}"
-    return client
 
 
 def test_the_table_has_every_route_and_no_other():

@@ -263,7 +263,7 @@ async def test_an_adapter_is_named_by_model(world):
             {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]},
             "messages.0.content.0.tool_use.id",
         ),
-        ({"stop_sequences": ["a"] * 5}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"max_tokens": 5_000}, "max_tokens"),
     ],
 )

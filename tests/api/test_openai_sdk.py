@@ -84,10 +84,15 @@ async def test_answers_and_calls_are_parsed_into_models(world):
             tool_choice="required",
             max_tokens=400,
         )
-    assert answer.choices[0].message.parsed == place
-    (call,) = called.choices[0].message.tool_calls
-    assert call.function.parsed_arguments == place
-    kinds = [request.sampling.guide.kind for request in world.engine.requests]
+        (call,) = called.choices[0].message.tool_calls
+        done = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+        said = (answer.choices[0].message, called.choices[0].message)
+        turns = [each.model_dump(exclude_unset=True, warnings=False) for each in said]
+        assert all("parsed" in turn for turn in turns)
+        again = [*HELLO, *turns, done]
+        await client.chat.completions.create(model="tiny-base", messages=again, max_tokens=5)
+    assert answer.choices[0].message.parsed == call.function.parsed_arguments == place
+    kinds = [request.sampling.guide.kind for request in world.engine.requests[:2]]
     assert kinds == ["json_schema", "grammar"]
 
 

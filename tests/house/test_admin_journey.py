@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from browsing import Watch, chromium, serious_faults
+from browsing import Watch, chromium, drop, serious_faults
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "adapters"
@@ -27,6 +27,7 @@ SCREENS = {
     "Audit": "/admin/audit",
     "System": "/admin/system",
 }
+CHOSEN = "form => [...form.querySelectorAll('input[type=file]')].map(i => i.files[0]?.name ?? '')"
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -158,6 +159,23 @@ def test_an_adapter_is_uploaded_checked_and_tried_beside_the_base(page: Page) ->
     expect(page.locator("#curl")).to_contain_text('"model": "sailor"')
 
 
+def test_files_and_folders_are_dropped_onto_the_form(page: Page) -> None:
+    open_screen(page, "Upload")
+    form, zone = page.locator("[data-upload]"), page.locator("[data-drop]")
+    pair = ["adapter_config.json", "adapter_model.safetensors"]
+    drop(zone, ["notes.txt"])
+    expect(form.get_by_role("alert")).to_contain_text("None of that is an adapter")
+    drop(zone, ["poet.zip"])
+    expect(form.get_by_role("alert")).to_have_count(0)
+    assert form.evaluate(CHOSEN) == ["", "", "poet.zip"]
+    drop(zone, ["README.md", "backup.zip", *pair], folder=100)
+    expect(page.locator("#archive")).to_have_value("")
+    assert form.evaluate(CHOSEN) == [*pair, ""]
+    page.get_by_label("Name", exact=True).fill("dropped")
+    page.get_by_role("button", name="Upload").click()
+    expect(page.locator("#job .badge")).to_have_text("refused")
+
+
 def test_a_bad_adapter_is_refused_with_every_reason(page: Page, tmp_path: Path) -> None:
     config = json.loads((EXAMPLES / "pirate" / "adapter_config.json").read_text())
     config["trainable_token_indices"] = [1]
@@ -235,6 +253,21 @@ def test_a_key_is_made_used_rotated_and_revoked(served: Any, page: Page) -> None
     page.locator("tr", has_text=new[:8]).get_by_role("button", name="Revoke").click()
     expect(page.get_by_text("The key is revoked.")).to_be_visible()
     assert ask(served, new, "pirate").status_code == 401
+
+
+def test_a_countdown_comes_to_its_end(page: Page) -> None:
+    open_screen(page, "API keys")
+    page.get_by_label("What it is for").fill("for a day")
+    page.get_by_label("Days until it expires").fill("1")
+    page.get_by_role("button", name="Make the key").click()
+    page.clock.install()
+    page.get_by_role("link", name="I have copied it").click()
+    left = page.locator("tr", has_text="for a day").locator("[data-countdown]")
+    expect(left).to_have_text(re.compile(r"^ends in 23 h 59 min$"))
+    page.clock.fast_forward("23:59:30")
+    expect(left).to_have_text(re.compile(r"^ends in \d+ s$"))
+    page.clock.fast_forward("01:00")
+    expect(left).to_have_text("ended")
 
 
 def test_a_quota_that_is_hit_is_explained(served: Any, page: Page) -> None:

@@ -12,9 +12,32 @@ from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
 from get_browser import HOW, find
-from playwright.sync_api import Browser, BrowserContext, Page, Response, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Locator,
+    Page,
+    Response,
+    sync_playwright,
+)
 
 SERIOUS = ("serious", "critical")
+DROP = """
+(zone, [names, folder]) => {
+  const dropped = new DataTransfer();
+  const files = names.map((name) => new File(["{}"], name));
+  if (folder === null) files.forEach((file) => dropped.items.add(file));
+  const entry = (file) => ({ isFile: true, file: (told) => told(file) });
+  const portions = [Array(folder).fill({ isFile: false }), files.map(entry), []];
+  const reader = { readEntries: (told) => told(portions.shift()) };
+  const directory = { isFile: false, createReader: () => reader };
+  const items = [{ webkitGetAsEntry: () => directory }];
+  const event = new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: dropped });
+  if (folder !== null) Object.defineProperty(event, "dataTransfer", { value: { items, files } });
+  zone.dispatchEvent(event);
+  return event.defaultPrevented;
+}
+"""
 
 
 @dataclass
@@ -74,3 +97,8 @@ def serious_faults(page: Page) -> list[str]:
         for fault in found["violations"]
         if fault["impact"] in SERIOUS
     ]
+
+
+def drop(zone: Locator, names: list[str], folder: int | None = None) -> None:
+    """Drop files, or a folder that tells them after so many others, in portions as browsers do."""
+    assert zone.evaluate(DROP, [names, folder])

@@ -225,27 +225,40 @@ for (const form of all("form[data-upload]")) {
   for (const kind of ["dragleave", "drop"]) drop.addEventListener(kind, () => drop.classList.remove("over"));
   drop.addEventListener("drop", async (event) => {
     event.preventDefault();
-    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
-    const files = entries.length ? (await Promise.all(entries.map(filesOf))).flat() : [...event.dataTransfer.files];
-    choose(form, files);
+    const { items, files } = event.dataTransfer; // both are empty after the first await
+    const entries = [...items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+    const dropped = [...files];
+    try {
+      choose(form, entries.length ? (await Promise.all(entries.map(filesOf))).flat() : dropped);
+    } catch (error) {
+      complain(form, error.message);
+    }
   });
 }
 
-function filesOf(entry) {
-  return new Promise((resolve) => {
-    if (entry.isFile) return entry.file((file) => resolve([file]));
-    entry.createReader().readEntries(async (entries) => resolve((await Promise.all(entries.filter((each) => each.isFile).map(filesOf))).flat()));
-  });
+async function filesOf(entry) {
+  if (entry.isFile) return [await new Promise((...told) => entry.file(...told))];
+  const reader = entry.createReader();
+  const found = [];
+  for (let some = null; some?.length !== 0;) { // a folder tells its entries in portions
+    some = await new Promise((...told) => reader.readEntries(...told));
+    found.push(...some.filter((each) => each.isFile));
+  }
+  return (await Promise.all(found.map(filesOf))).flat();
 }
 
 function choose(form, files) {
-  for (const [part, pattern] of KINDS) {
-    const file = files.find((each) => pattern.test(each.name));
-    if (!file) continue;
+  const chosen = Object.fromEntries(KINDS.map(([part, pattern]) => [part, files.find((each) => pattern.test(each.name))]));
+  if (chosen.adapter_config || chosen.adapter_model) delete chosen.archive; // a folder may hold a zip besides
+  else if (!chosen.archive) throw new Error("None of that is an adapter: drop adapter_config.json and adapter_model.safetensors, the folder that holds them, or a .zip of it.");
+  for (const [part] of KINDS) {
+    if ((part === "archive") !== Boolean(chosen.archive)) form.elements[part].value = "";
+    if (!chosen[part]) continue;
     const list = new DataTransfer();
-    list.items.add(file);
+    list.items.add(chosen[part]);
     form.elements[part].files = list.files;
   }
+  form.querySelector(".notice")?.remove();
 }
 
 // The playground --------------------------------------------------------------------------------------
