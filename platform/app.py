@@ -3,14 +3,16 @@
 Knows routers, middleware and their order; refuses to start, stop or configure a part.
 """
 
+import functools
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.telemetry import TelemetryConfig
+from starlette.routing import BaseRoute
 from starlette.staticfiles import StaticFiles
 
 from loraplex.engine.client import EngineClient
@@ -136,17 +138,11 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         telemetry=NO_TELEMETRY,
-        generate_unique_id_function=documented.operation_id,
+        routes=[*routes()],
     )
     app.state.context = context
     db.renamed.append(context.names.clear)
     context.metrics.watch_quotas(lambda: limiter.is_degraded)
-    for module in ROUTERS:
-        open_only = [] if module is health else [Depends(while_open)]
-        named = [] if module in (generate, messages) else [Depends(idempotent.once)]
-        app.include_router(module.router, dependencies=[*open_only, Depends(guard), *named])
-    for screen in SCREENS:
-        app.include_router(screen.router, dependencies=[Depends(while_open), Depends(guard)])
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     routers = [module.router for module in ROUTERS]
     failures.install(app, routers)
@@ -154,6 +150,19 @@ def create_app(
     documented.install(app, routers)
     _surround(app, context, allowed_hosts(settings))
     return app
+
+
+@functools.cache
+def routes() -> Sequence[BaseRoute]:
+    """All routes, with what each depends on: worked out at its first request, in any app."""
+    every = APIRouter(generate_unique_id_function=documented.operation_id)
+    for module in ROUTERS:
+        open_only = [] if module is health else [Depends(while_open)]
+        named = [] if module in (generate, messages) else [Depends(idempotent.once)]
+        every.include_router(module.router, dependencies=[*open_only, Depends(guard), *named])
+    for screen in SCREENS:
+        every.include_router(screen.router, dependencies=[Depends(while_open), Depends(guard)])
+    return every.routes
 
 
 def _surround(app: FastAPI, context: Context, hosts: Sequence[str]) -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from sqlalchemy import Subquery, func, select, union
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.db.locks import FOR_CHANGE
 from loraplex.platform.db.models import Adapter, AdapterVersion, ImageVariant, Tenant
 from loraplex.platform.db.page import Page, fetch_page
-from loraplex.platform.errors import NotFound, QuotaExceeded
+from loraplex.platform.errors import QuotaExceeded
+from loraplex.platform.tenants import get_tenant
 
 WHERE_TO_LOOK = "GET /v1/storage shows what is used, GET /v1/adapters what could go."
 
@@ -75,11 +75,7 @@ async def charge(
     ends, so that of two uploads at once the second counts what the first has added. Raises
     `QuotaExceeded` that names the limit, its use and what to do.
     """
-    tenant = await session.get(
-        Tenant, tenant_id, with_for_update=FOR_CHANGE, populate_existing=True
-    )
-    if tenant is None:
-        raise NotFound(f"There is no tenant {tenant_id[:64]!r}.")
+    tenant = await get_tenant(session, tenant_id, lock=True)
     now = await used(session, tenant_id)
     fresh = await _not_held(session, tenant_id, additions)
     then = Stored(

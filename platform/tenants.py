@@ -47,8 +47,13 @@ async def create_tenant(
 
 
 async def get_tenant(session: AsyncSession, tenant_id: str, *, lock: bool = False) -> Tenant:
-    """The tenant of this id, locked if it is to be changed; raises `NotFound`."""
-    tenant = await session.get(Tenant, tenant_id, with_for_update=FOR_CHANGE if lock else None)
+    """The tenant of this id, locked and read anew if it is to be changed; raises `NotFound`."""
+    tenant = await session.get(
+        Tenant,
+        tenant_id,
+        with_for_update=FOR_CHANGE if lock else None,
+        populate_existing=lock,
+    )
     if tenant is None:
         raise NotFound(f"There is no tenant {tenant_id[:64]!r}.")
     return tenant

@@ -14,9 +14,9 @@ from loraplex.platform.api.auth import allow
 from loraplex.platform.api.context import Ctx
 from loraplex.platform.api.moments import Moment
 from loraplex.platform.api.schemas import After, Listed, Named, PageSize, listed, seconds
+from loraplex.platform.api.whose import administered
 from loraplex.platform.audit import list_entries
 from loraplex.platform.db.models import AuditEntry
-from loraplex.platform.errors import NotFound
 from loraplex.platform.keys import Principal
 
 CSV: Final = "text/csv"
@@ -102,13 +102,11 @@ async def list_audit_entries(
 
     `format=csv`, or `Accept: text/csv`, gives the same page as a table.
     """
-    own = principal.tenant_id
-    if own is not None and tenant_id not in (None, own):
-        raise NotFound(f"There is no tenant {tenant_id!r}.")
-    async with ctx.db.read(own) as session:
+    wanted = administered(principal, tenant_id)
+    async with ctx.db.read(principal.tenant_id) as session:
         page = await list_entries(
             session,
-            tenant_id=own or tenant_id,
+            tenant_id=wanted,
             action=action,
             actor=actor,
             target=target,

@@ -17,7 +17,8 @@ from loraplex.platform.api.key_schemas import (
     RotateIn,
 )
 from loraplex.platform.api.schemas import After, Listed, PageSize, listed
-from loraplex.platform.errors import Forbidden, NotFound
+from loraplex.platform.api.whose import administered
+from loraplex.platform.errors import Forbidden
 from loraplex.platform.key_changes import change_key, list_keys, revoke_key
 from loraplex.platform.keys import Principal, get_key
 from loraplex.platform.quotas import Limits
@@ -109,15 +110,6 @@ async def revoke(principal: Administering, actor: Acting, ctx: Ctx, key_id: KeyI
         key = await revoke_key(session, key_id, actor=actor)
     ctx.keys.forget()
     return KeyOut.of(key)
-
-
-def administered(principal: Principal, named: str | None) -> str | None:
-    """The tenant that a request is about; a tenant's admin may name its own only."""
-    if principal.is_operator:
-        return named
-    if named not in (None, principal.tenant_id):
-        raise NotFound(f"There is no tenant {named!r}.")
-    return principal.tenant_id
 
 
 def check_grant(principal: Principal, scopes: Collection[str]) -> None:

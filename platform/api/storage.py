@@ -9,6 +9,7 @@ from loraplex.platform import images_kept
 from loraplex.platform.api.auth import Acting, allow, operator
 from loraplex.platform.api.context import Context, Ctx
 from loraplex.platform.api.schemas import After, Body, Listed, Named, PageSize
+from loraplex.platform.api.whose import administered
 from loraplex.platform.db.models import Tenant
 from loraplex.platform.errors import NotFound
 from loraplex.platform.keys import Principal
@@ -67,7 +68,7 @@ class CollectIn(Body):
     unnamed: bool = Field(
         default=False,
         description="Also images older than a day that this database never knew, such as those of "
-        "uploads that a crash cut off. Not where another platform uses the same store.",
+        "uploads on a server that never came back. Not where another platform uses the same store.",
     )
 
 
@@ -91,9 +92,7 @@ async def show_storage(
     limit: PageSize = 100,
 ) -> StorageOut:
     """What a tenant's images take, and how much it may keep; for an operator, of all tenants."""
-    only = principal.tenant_id or tenant_id
-    if tenant_id not in (None, only):
-        raise NotFound(f"There is no tenant {tenant_id!r}.")
+    only = administered(principal, tenant_id)
     async with ctx.db.read(principal.tenant_id) as session:
         page = await list_used(session, only=only, after=after, limit=limit)
     if only is not None and not page.items and after is None:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query
 
 from loraplex.platform.api.auth import Acting, allow
 from loraplex.platform.api.context import Ctx
-from loraplex.platform.api.keys import administered, check_grant
+from loraplex.platform.api.keys import check_grant
 from loraplex.platform.api.schemas import After, Listed, PageSize, listed
 from loraplex.platform.api.user_schemas import (
     InvitationIn,
@@ -18,6 +18,7 @@ from loraplex.platform.api.user_schemas import (
     UserIn,
     UserOut,
 )
+from loraplex.platform.api.whose import administered
 from loraplex.platform.errors import Forbidden
 from loraplex.platform.keys import Principal
 from loraplex.platform.passwords import hash_password

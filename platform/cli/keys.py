@@ -6,15 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from loraplex.platform.cli.client import Api, Role, asks
-from loraplex.platform.cli.limit_options import (
-    LIMITS,
-    Concurrency,
-    DayTokens,
-    MonthTokens,
-    Requests,
-    Tokens,
-    limits_given,
-)
+from loraplex.platform.cli.limit_options import LIMITS, takes_limits
 
 app = typer.Typer(
     help="Create, list, change, rotate and revoke API keys (operator).", no_args_is_help=True
@@ -47,6 +39,7 @@ def _terms(days: int | None, adapters: list[str] | None) -> dict[str, Any]:
 
 @app.command()
 @asks(Role.OPERATOR, SECRET)
+@takes_limits()
 def create(
     api: Api,
     name: Annotated[str, typer.Argument(help="What the key is for.")],
@@ -57,11 +50,8 @@ def create(
     ] = None,
     days: Days = None,
     adapters: Adapters = None,
-    requests: Requests = None,
-    tokens: Tokens = None,
-    concurrency: Concurrency = None,
-    day_tokens: DayTokens = None,
-    month_tokens: MonthTokens = None,
+    *,
+    limits: dict[str, Any],
 ) -> Any:
     """Create a key and print its secret, which is shown this once only.
 
@@ -70,8 +60,7 @@ def create(
     """
     default = (["infer"] if adapters else DEFAULT_SCOPES) if tenant else ["admin"]
     body = {"name": name, "scopes": scopes or default}
-    body |= _terms(days, adapters)
-    body |= limits_given(requests, tokens, concurrency, day_tokens, month_tokens)
+    body |= _terms(days, adapters) | limits
     return api.call("POST", "/v1/keys", json=body | ({"tenant_id": tenant} if tenant else {}))
 
 
@@ -92,25 +81,22 @@ def show(api: Api, key: Key) -> Any:
 
 @app.command()
 @asks(Role.OPERATOR, (*COLUMNS, *LIMITS))
+@takes_limits()
 def change(
     api: Api,
     key: Key,
     name: Annotated[str | None, typer.Option("--name", help="A new name.")] = None,
     days: Days = None,
     adapters: Adapters = None,
-    requests: Requests = None,
-    tokens: Tokens = None,
-    concurrency: Concurrency = None,
-    day_tokens: DayTokens = None,
-    month_tokens: MonthTokens = None,
+    *,
+    limits: dict[str, Any],
     lift: Annotated[
         list[str] | None,
         typer.Option("--lift", help="What shall hold no more: adapters or expires-at."),
     ] = None,
 ) -> Any:
     """Change what is given of a key; the rest stays."""
-    body = _terms(days, adapters)
-    body |= limits_given(requests, tokens, concurrency, day_tokens, month_tokens)
+    body = _terms(days, adapters) | limits
     body |= {word.replace("-", "_"): None for word in lift or ()}
     body |= {"name": name} if name is not None else {}
     return api.call("PATCH", f"/v1/keys/{key}", json=body)

@@ -6,30 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from loraplex.platform.cli.client import Api, Role, asks
-from loraplex.platform.cli.limit_options import (
-    LIMITS,
-    Concurrency,
-    DayTokens,
-    MonthTokens,
-    Requests,
-    Tokens,
-    limit_option,
-    limits_given,
-)
+from loraplex.platform.cli.limit_options import LIMITS, limit_option, takes_limits
 
 app = typer.Typer(
     help="Create tenants, set their limits and suspend them (operator).", no_args_is_help=True
 )
-
-SHARES = (
-    "weight",
-    "max_running",
-    "kv_share",
-    "resident_bytes",
-    "storage_bytes",
-    "max_adapters",
-)
-COLUMNS = ("id", "name", "suspended", *LIMITS, *SHARES)
 
 
 def _ratio(text: str) -> float:
@@ -46,37 +27,29 @@ def _share(name: str, what: str) -> Any:
     return typer.Option(name, parser=_ratio, metavar="X", help=what)
 
 
+SHARES = {
+    "weight": _share("--weight", "Of its share of the engine."),
+    "max_running": limit_option("max_running", "Sequences that the engine runs at once."),
+    "kv_share": _share("--kv-share", "Of the KV cache, at most; 1: all."),
+    "resident_bytes": limit_option("resident_bytes", "Of images in the engine's memory."),
+    "storage_bytes": limit_option("storage_bytes", "Of stored images, each counted once."),
+    "max_adapters": limit_option("max_adapters", "Adapters."),
+}
+OPTIONS = LIMITS | SHARES
+COLUMNS = ("id", "name", "suspended", *OPTIONS)
 Tenant = Annotated[str, typer.Argument(help="The tenant's id.")]
-Weight = Annotated[Any, _share("--weight", "Of its share of the engine.")]
-Running = Annotated[Any, limit_option("max_running", "Sequences that the engine runs at once.")]
-KvShare = Annotated[Any, _share("--kv-share", "Of the KV cache, at most; 1: all.")]
-Resident = Annotated[Any, limit_option("resident_bytes", "Of images in the engine's memory.")]
-Storage = Annotated[Any, limit_option("storage_bytes", "Of stored images, each counted once.")]
-Adapters = Annotated[Any, limit_option("max_adapters", "Adapters.")]
 
 
 @app.command()
 @asks(Role.OPERATOR, COLUMNS)
+@takes_limits(OPTIONS)
 def create(
     api: Api,
     name: Annotated[str, typer.Argument(help="A name of its own.")],
-    requests: Requests = None,
-    tokens: Tokens = None,
-    concurrency: Concurrency = None,
-    day_tokens: DayTokens = None,
-    month_tokens: MonthTokens = None,
-    weight: Weight = None,
-    running: Running = None,
-    kv_share: KvShare = None,
-    resident: Resident = None,
-    storage: Storage = None,
-    adapters: Adapters = None,
+    limits: dict[str, Any],
 ) -> Any:
     """Create a tenant; a limit that is not given is none, and its weight is 1."""
-    given = limits_given(requests, tokens, concurrency, day_tokens, month_tokens)
-    shares = (weight, running, kv_share, resident, storage, adapters)
-    given |= limits_given(*shares, fields=SHARES)
-    return api.call("POST", "/v1/tenants", json={"name": name, **given})
+    return api.call("POST", "/v1/tenants", json={"name": name, **limits})
 
 
 @app.command("list")
@@ -86,29 +59,13 @@ def list_tenants(api: Api) -> Any:
     return api.list("/v1/tenants")
 
 
-@app.command()
+@app.command("limits")
 @asks(Role.OPERATOR, COLUMNS)
-def limits(
-    api: Api,
-    tenant: Tenant,
-    requests: Requests = None,
-    tokens: Tokens = None,
-    concurrency: Concurrency = None,
-    day_tokens: DayTokens = None,
-    month_tokens: MonthTokens = None,
-    weight: Weight = None,
-    running: Running = None,
-    kv_share: KvShare = None,
-    resident: Resident = None,
-    storage: Storage = None,
-    adapters: Adapters = None,
-) -> Any:
+@takes_limits(OPTIONS)
+def set_limits(api: Api, tenant: Tenant, limits: dict[str, Any]) -> Any:
     """Show a tenant's limits, or change those that are given."""
-    given = limits_given(requests, tokens, concurrency, day_tokens, month_tokens)
-    shares = (weight, running, kv_share, resident, storage, adapters)
-    given |= limits_given(*shares, fields=SHARES)
     path = f"/v1/tenants/{tenant}"
-    return api.call("PATCH", path, json=given) if given else api.call("GET", path)
+    return api.call("PATCH", path, json=limits) if limits else api.call("GET", path)
 
 
 @app.command()

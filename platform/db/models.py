@@ -151,14 +151,6 @@ class Adapter(Limited, TenantOwned, Base):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     deleted_at: Mapped[datetime | None] = mapped_column(default=None)
 
-    versions: Mapped[list["AdapterVersion"]] = relationship(
-        lazy="raise",
-        order_by="AdapterVersion.number",
-        primaryjoin="and_(Adapter.id == AdapterVersion.adapter_id,"
-        " AdapterVersion.deleted_at.is_(None))",
-        viewonly=True,
-    )
-
 
 class AdapterVersion(TenantOwned, Base):
     """One immutable image under a number; `name@number` never means other weights."""
@@ -186,7 +178,6 @@ class AdapterVersion(TenantOwned, Base):
     retired_at: Mapped[datetime | None] = mapped_column(default=None)
     deleted_at: Mapped[datetime | None] = mapped_column(default=None)
 
-    adapter: Mapped[Adapter] = relationship(lazy="raise", viewonly=True)
     variants: Mapped[list["ImageVariant"]] = relationship(
         lazy="raise", order_by="ImageVariant.dtype", viewonly=True
     )

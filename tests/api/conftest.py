@@ -19,6 +19,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from redis.asyncio import Redis
+from sqlalchemy import select
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from loraplex.engine.client.fake import READY, FakeEngine
@@ -27,6 +28,7 @@ from loraplex.platform.app import create_app
 from loraplex.platform.audit import SYSTEM
 from loraplex.platform.bookkeeping import Books
 from loraplex.platform.compiling import AdapterCompiler
+from loraplex.platform.db.models import UsageRecord
 from loraplex.platform.db.session import Database
 from loraplex.platform.embedded_redis import EmbeddedRedis
 from loraplex.platform.ids import new_id
@@ -215,6 +217,12 @@ class World:
                     return answer
                 await asyncio.sleep(0.005)
 
+    async def records(self, tenant_id: str | None = None) -> list[UsageRecord]:
+        """The ledger, with what is still to be written: of a tenant, or of all."""
+        await self.app.state.context.books.flush()
+        async with self.db.read(tenant_id) as session:
+            return list(await session.scalars(select(UsageRecord)))
+
     async def usage_rows(self, tenant: str = "acme") -> list[dict[str, Any]]:
         """Totals of a tenant by adapter, as the API tells them."""
         async with self.client(tenant) as client:
@@ -262,4 +270,5 @@ async def world(
     tenants, keys, uploads = dict(seed.tenants), dict(seed.keys), app.state.context.uploads
     yield World(settings, tiny_base, db, limiter, engine, gate, prefixes, app, tenants, keys)
     await uploads.close()
+    await books.flush()
     await db.dispose()

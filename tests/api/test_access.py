@@ -11,6 +11,7 @@ from access_table import GUARDED, OPERATOR, PUBLIC, TABLE
 from starlette.routing import Mount, Route
 
 from loraplex.platform.api import usage
+from loraplex.platform.app import routes as all_routes
 from loraplex.platform.audit import SYSTEM
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.key_changes import revoke_key
@@ -269,6 +270,7 @@ def forgotten():
     usage.router.add_api_route("/forgotten", write, methods=["POST"])
     yield "/v1/usage/forgotten"
     del usage.router.routes[-2:]
+    all_routes.cache_clear()
 
 
 async def test_a_route_that_names_nobody_is_open_to_nobody(world, forgotten):

@@ -1,13 +1,9 @@
 """The commands of adapters' terms, versions and bases against an API behind a real socket."""
 
-import asyncio
-import json
-
 import pytest
-from typer.testing import CliRunner
+from command_line import command_line
 
 from loraplex.platform import bases
-from loraplex.platform.cli import app
 
 pytestmark = pytest.mark.anyio
 
@@ -17,15 +13,8 @@ async def run(world):
     """Run a command as acme, who has three versions of `poet`; returns what it printed."""
     for digest in "abc":
         await world.add_adapter("acme", "poet", digest * 64)
-    async with world.listening() as url:
-        env = {"LORAPLEX_URL": url, "LORAPLEX_API_KEY": world.keys["acme"]}
-
-        async def command(*words, code=0):
-            done = await asyncio.to_thread(CliRunner().invoke, app, words, env=env)
-            assert done.exit_code == code, done.output
-            return json.loads(done.output) if "--json" in words else done.output
-
-        yield command
+    async with command_line(world, "acme") as run:
+        yield run
 
 
 async def test_an_adapter_is_shown_changed_shared_and_taken_back(world, run):

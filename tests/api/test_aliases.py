@@ -1,12 +1,9 @@
 """Aliases over REST and by command: moved by who has seen the last move, with a way back."""
 
 import asyncio
-import json
 
 import pytest
-from typer.testing import CliRunner
-
-from loraplex.platform.cli import app
+from command_line import command_line
 
 pytestmark = pytest.mark.anyio
 ALIASES = "/v1/adapters/poet/aliases"
@@ -206,43 +203,35 @@ async def test_the_routes_are_described_with_examples(world):
 @pytest.fixture
 async def run(world):
     """Run `loraplex adapters alias …` against the app, beside it; returns what it printed."""
-    async with world.listening() as url:
-        env = {"LORAPLEX_URL": url, "LORAPLEX_API_KEY": world.keys["acme"]}
-
-        async def command(*words: str, code: int = 0) -> str:
-            given = ["adapters", "alias", *words]
-            done = await asyncio.to_thread(CliRunner().invoke, app, given, env=env)
-            assert done.exit_code == code, done.output
-            return done.output
-
-        yield command
+    async with command_line(world, "acme", "adapters", "alias") as run:
+        yield run
 
 
 async def test_the_commands_set_roll_back_list_and_remove(run):
-    made = json.loads(await run("set", "poet", "prod", "1", "--json"))
+    made = await run("set", "poet", "prod", "1", "--json")
     assert (made["id"], made["version"], made["revision"]) == ("poet@prod", 1, 1)
-    moved = json.loads(await run("set", "poet", "prod", "3", "--revision", "1", "--json"))
+    moved = await run("set", "poet", "prod", "3", "--revision", "1", "--json")
     assert (moved["version"], moved["revision"]) == (3, 2)
-    back = json.loads(await run("rollback", "poet", "prod", "--json"))
+    back = await run("rollback", "poet", "prod", "--json")
     assert (back["version"], back["revision"]) == (1, 3)
-    assert json.loads(await run("list", "poet", "--json")) == [back]
+    assert await run("list", "poet", "--json") == [back]
     assert (await run("list", "poet")).splitlines()[1].split()[:4] == ["poet@prod", "1", "–", "3"]
     assert await run("rm", "poet", "prod") == "poet@prod is removed\n"
-    assert json.loads(await run("list", "poet", "--json")) == []
-    moves = json.loads(await run("history", "poet", "prod", "--json"))
+    assert await run("list", "poet", "--json") == []
+    moves = await run("history", "poet", "prod", "--json")
     assert [each["version"] for each in moves] == [None, 1, 3, 1]
     assert "–" in await run("history", "poet", "prod")
 
 
 async def test_the_commands_split_promote_and_abort(run):
     split = ("set", "poet", "prod", "1", "--canary", "2", "--percent", "12.5")
-    made = json.loads(await run(*split, "--json"))
+    made = await run(*split, "--json")
     assert made["canary"] == {"version": 2, "percent": 12.5}
     assert "version=2 percent=12.5" in await run("list", "poet")
-    promoted = json.loads(await run("promote", "poet", "prod", "--json"))
+    promoted = await run("promote", "poet", "prod", "--json")
     assert (promoted["version"], promoted["canary"]) == (2, None)
     await run("rollback", "poet", "prod")
-    aborted = json.loads(await run("abort", "poet", "prod", "--json"))
+    aborted = await run("abort", "poet", "prod", "--json")
     assert (aborted["version"], aborted["canary"], aborted["revision"]) == (1, None, 4)
     assert "no canary" in await run("abort", "poet", "prod", code=1)
     assert "go together" in await run("set", "poet", "prod", "1", "--canary", "2", code=1)

@@ -4,7 +4,6 @@ Each route that changes something is called twice, in an order in which all are 
 no entry can be written, which must leave the database as it was, and once for good.
 """
 
-import asyncio
 import csv
 import dataclasses
 import io
@@ -17,10 +16,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from access_table import TABLE
+from command_line import command_line
 from sqlalchemy import event, select
-from typer.testing import CliRunner
 
-from loraplex.platform.cli import app as commands
 from loraplex.platform.db.models import AuditEntry, Base
 
 pytestmark = pytest.mark.anyio
@@ -312,17 +310,9 @@ async def test_entries_are_told_as_a_table_that_no_spreadsheet_runs(world, told)
 
 
 async def test_the_command_lists_what_is_asked_for(world, told):
-    async with world.listening() as url:
-        env = {"LORAPLEX_URL": url, "LORAPLEX_API_KEY": world.keys["operator"]}
-
-        async def run(*words: str) -> str:
-            given = ["audit", *words]
-            done = await asyncio.to_thread(CliRunner().invoke, commands, given, env=env)
-            assert done.exit_code == 0, done.output
-            return done.output
-
+    async with command_line(world, "operator", "audit") as run:
         acme = world.tenants["acme"]
-        found = json.loads(await run("--tenant", acme, "--action", "adapter.changed", "--json"))
+        found = await run("--tenant", acme, "--action", "adapter.changed", "--json")
         assert [(entry["tenant_id"], entry["target"]) for entry in found] == [(acme, "poet")]
         assert "adapter.changed" in (await run("--limit", "1")).splitlines()[1]
-        assert json.loads(await run("--since", "2999-01-01", "--json")) == []
+        assert await run("--since", "2999-01-01", "--json") == []

@@ -1,14 +1,10 @@
 """The commands of tenants, keys and users against an API behind a real socket."""
 
-import json
-
 import argon2
 import pytest
-from anyio import to_thread
-from typer.testing import CliRunner
+from command_line import command_line
 
 from loraplex.platform import passwords
-from loraplex.platform.cli import app
 from loraplex.platform.sign_in import verify
 
 pytestmark = pytest.mark.anyio
@@ -20,18 +16,8 @@ async def run(world, tmp_path, monkeypatch):
     """Run a command with the operator's key; returns its output once its exit code is checked."""
     cheap = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
     monkeypatch.setattr(passwords, "_HASHER", cheap)
-    async with world.listening() as url:
-        env = {"LORAPLEX_URL": url, "LORAPLEX_API_KEY": world.keys["operator"]}
-
-        async def command(*words, code=0, typed=None):
-            def invoke():
-                return CliRunner().invoke(app, words, env=env, input=typed)
-
-            result = await to_thread.run_sync(invoke)
-            assert result.exit_code == code, result.output
-            return json.loads(result.output) if "--json" in words else result.output
-
-        yield command
+    async with command_line(world, "operator") as run:
+        yield run
 
 
 async def test_keys_are_created_shown_changed_rotated_and_revoked(world, run):

@@ -3,16 +3,11 @@ service."""
 
 import json
 
-import anyio
-import httpx
 import pytest
-from typer.testing import CliRunner
+from command_line import command_line
 
 from loraplex.engine.client.fake import FakeEngine
 from loraplex.engine.protocol import Policy, Service, Stats
-from loraplex.platform.cli import app as command_line
-from loraplex.platform.cli import client as client_room
-from loraplex.platform.cli.client import Api
 from loraplex.platform.quotas import BOUNDS, TenantLimits
 
 pytestmark = pytest.mark.anyio
@@ -114,31 +109,20 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-async def test_the_command_line_sets_shows_and_lifts_a_policy(world, monkeypatch):
-    headers = {"authorization": f"Bearer {world.keys['operator']}"}
-
-    async def run(*words: str, code: int = 0) -> str:
-        words = ("tenants", *words)
-        done = await anyio.to_thread.run_sync(CliRunner().invoke, command_line, words)
-        assert done.exit_code == code, done.output
-        return done.output
-
-    async with world.listening() as url:
-        monkeypatch.setattr(
-            client_room, "connect", lambda *_: Api(httpx.Client(base_url=url, headers=headers))
-        )
+async def test_the_command_line_sets_shows_and_lifts_a_policy(world):
+    async with command_line(world, "operator", "tenants") as run:
         flags = [word for name, n in POLICY.items() for word in (_flag(name), str(n))]
         limits = {name: 1_000 + i for i, name in enumerate(COUNTS)}
         every = [word for name, n in limits.items() for word in (_flag(name), str(n))]
-        made = json.loads(await run("create", "initech", *flags, "--json"))
+        made = await run("create", "initech", *flags, "--json")
         assert made.items() >= POLICY.items()
         lifted = ["--weight", "1", "--max-running", "unlimited", "--kv-share", "1"]
         await run("limits", made["id"], *lifted)
-        changed = json.loads(await run("limits", made["id"], *every, "--json"))
+        changed = await run("limits", made["id"], *every, "--json")
         assert changed.items() >= (limits | {"weight": 1}).items()
         lifted = [word for name in COUNTS for word in (_flag(name), "unlimited")]
         await run("limits", made["id"], *lifted)
-        shown = json.loads(await run("limits", made["id"], "--json"))
+        shown = await run("limits", made["id"], "--json")
         assert shown == made | DEFAULT | {"service": None}
         assert "kv share" in await run("list")
         assert "weight" in await run("limits", made["id"], "--weight", "1000", code=1)

@@ -1,18 +1,12 @@
 """Limits by the API: headers on every answer, every limit shown, every refusal explained."""
 
-import json
 from dataclasses import replace
 
-import anyio
-import httpx
 import pytest
+from command_line import command_line
 from limit_kit import YEAR
 from redis.exceptions import ConnectionError as RedisDown
-from typer.testing import CliRunner
 
-from loraplex.platform.cli import app as command_line
-from loraplex.platform.cli import client as client_room
-from loraplex.platform.cli.client import Api
 from loraplex.platform.limits import Limiter
 from loraplex.platform.quotas import Limits, TenantLimits
 
@@ -290,27 +284,16 @@ async def test_the_ledger_has_times_and_groups(world):
     assert as_json.json()["object"] == "list"
 
 
-async def test_the_command_line_shows_explains_and_says_why(world, monkeypatch):
+async def test_the_command_line_shows_explains_and_says_why(world):
     tenant = await world.add_tenant("typist", TenantLimits(1, max_adapters=2))
-    headers = {"authorization": f"Bearer {world.keys['typist']}"}
-
-    async def run(*words: str, code: int = 0) -> str:
-        words = ("quota", *words)
-        done = await anyio.to_thread.run_sync(CliRunner().invoke, command_line, words)
-        assert done.exit_code == code, done.output
-        return done.output
-
-    async with world.listening() as url:
-        monkeypatch.setattr(
-            client_room, "connect", lambda *_: Api(httpx.Client(base_url=url, headers=headers))
-        )
+    async with command_line(world, "typist", "quota") as run:
         yes = await run("explain", "tiny-base", "--prompt-tokens", "9", "--json")
-        assert json.loads(yes)["admitted"]
+        assert yes["admitted"]
         async with world.client("typist") as client:
             assert (await client.post(PATH, json=CHAT)).status_code == 200
             refused = await client.post(PATH, json=CHAT)
         assert "False" in await run("explain", "tiny-base", "--prompt-tokens", "9")
-        shown = json.loads(await run("show", "--json"))
+        shown = await run("show", "--json")
         assert [(row["id"], row["limit"], row["of"], row["remaining"]) for row in shown] == [
             (tenant, "requests_per_minute", 1, 0),
             (tenant, "max_adapters", 2, 2),

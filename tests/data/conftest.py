@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import anyio
@@ -22,6 +22,7 @@ from loraplex.platform.audit import SYSTEM
 from loraplex.platform.db.models import Base, Tenant
 from loraplex.platform.db.session import Database
 from loraplex.platform.embedded_redis import EmbeddedRedis
+from loraplex.platform.ids import new_id
 from loraplex.platform.keys import KeyRing
 from loraplex.platform.limits import connect
 from loraplex.platform.tenants import create_tenant
@@ -33,12 +34,9 @@ KINDS = ("sqlite", "postgresql")
 @pytest.fixture(scope="session")
 def local_postgres() -> Iterator[LocalPostgres]:
     """A server of ours, which a test may kill if it starts it again."""
-    server = LocalPostgres()
-    try:
+    with closing(LocalPostgres()) as server:
         server.start()
         yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="session")
@@ -150,6 +148,19 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedR
     folder = tmp_path_factory.mktemp("redis")
     with EmbeddedRedis(folder / "data", folder / "run") as server:
         yield server
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """One that a test may stop or kill."""
+    with EmbeddedRedis(tmp_path / "data", tmp_path / "run") as server:
+        yield server
+
+
+@pytest.fixture
+def tenant() -> str:
+    """An id that nobody has."""
+    return new_id("ten")
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,7 +11,6 @@ from loraplex.engine.client.fake import FakeEngine
 from loraplex.engine.protocol import CacheEvent, CacheEvents, Finished
 from loraplex.platform.embedded_redis import EmbeddedRedis
 from loraplex.platform.errors import Unavailable
-from loraplex.platform.ids import new_id
 from loraplex.platform.limits import connect
 from loraplex.platform.prefix_counts import Counts
 from loraplex.platform.prefix_state import PrefixState
@@ -23,33 +21,22 @@ FOUND_HALF = Finished("x", "stop", prompt_tokens=10, completion_tokens=1, cached
 
 
 @pytest.fixture
-def tenant() -> str:
-    return new_id("ten")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(tmp_path / "data", tmp_path / "run") as server:
-        yield server
-
-
-@pytest.fixture
-async def state(server: EmbeddedRedis) -> AsyncIterator[PrefixState]:
-    client = connect(server.url, timeout_s=0.1)
+async def state(own_redis: EmbeddedRedis) -> AsyncIterator[PrefixState]:
+    client = connect(own_redis.url, timeout_s=0.1)
     yield PrefixState(client, "r1", FakeEngine(), lease_s=1000.0)
     await client.aclose()
 
 
 @pytest.fixture
-async def reader(server: EmbeddedRedis) -> AsyncIterator[PrefixState]:
+async def reader(own_redis: EmbeddedRedis) -> AsyncIterator[PrefixState]:
     """One with patience: this machine may be slow."""
-    client = connect(server.url, timeout_s=PATIENCE)
+    client = connect(own_redis.url, timeout_s=PATIENCE)
     yield PrefixState(client, "r2", FakeEngine())
     await client.aclose()
 
 
 async def test_redis_is_killed_and_comes_back(
-    server: EmbeddedRedis,
+    own_redis: EmbeddedRedis,
     state: PrefixState,
     reader: PrefixState,
     tenant: str,
@@ -58,8 +45,8 @@ async def test_redis_is_killed_and_comes_back(
     hear(state, "stored", tenant, "a", "b")
     state.count(tenant, FOUND_HALF)
     await written(state)
-    watch = os.pidfd_open(server.pid)
-    os.kill(server.pid, signal.SIGKILL)
+    watch = os.pidfd_open(own_redis.pid)
+    os.kill(own_redis.pid, signal.SIGKILL)
     await asyncio.to_thread(os.waitid, os.P_PIDFD, watch, os.WEXITED | os.WNOWAIT)
     os.close(watch)
     caplog.clear()
@@ -73,7 +60,7 @@ async def test_redis_is_killed_and_comes_back(
         await state.flush()
         await state.flush()
     assert len(caplog.records) == 1, "an outage is logged once"
-    server.start()
+    own_redis.start()
     await written(state)
     assert await reader.longest(tenant, ["a", "c", "b"]) == {"r1": 2}
     found = await reader.of(tenant)
@@ -90,10 +77,10 @@ async def written(state: PrefixState) -> None:
 
 
 async def test_a_redis_that_hangs_is_not_waited_for(
-    server: EmbeddedRedis, state: PrefixState, reader: PrefixState, tenant: str
+    own_redis: EmbeddedRedis, state: PrefixState, reader: PrefixState, tenant: str
 ) -> None:
     await written(state)
-    os.kill(server.pid, signal.SIGSTOP)
+    os.kill(own_redis.pid, signal.SIGSTOP)
     try:
         async with asyncio.timeout(PATIENCE):
             for i in range(100):
@@ -106,7 +93,7 @@ async def test_a_redis_that_hangs_is_not_waited_for(
             with pytest.raises(Unavailable):
                 await state.of(tenant)
     finally:
-        os.kill(server.pid, signal.SIGCONT)
+        os.kill(own_redis.pid, signal.SIGCONT)
     await written(state)
     found = await reader.of(tenant)
     assert found.resident_blocks == 99

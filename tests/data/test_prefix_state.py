@@ -21,11 +21,6 @@ LONG = 1000.0  # seconds; a lease that does not end during a test
 
 
 @pytest.fixture
-def tenant() -> str:
-    return new_id("ten")
-
-
-@pytest.fixture
 async def fresh(redis: Redis) -> None:
     """No replica of another test is known."""
     await redis.flushall()

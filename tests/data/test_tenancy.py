@@ -9,7 +9,7 @@ from sqlalchemy.orm import aliased, selectinload
 
 from loraplex.platform import registry
 from loraplex.platform.audit import SYSTEM
-from loraplex.platform.db.models import Adapter, AdapterVersion, ApiKey, Tenant
+from loraplex.platform.db.models import Adapter, AdapterVersion, ApiKey, ImageVariant, Tenant
 from loraplex.platform.db.session import Database
 from loraplex.platform.db.tenancy import TenancyError
 from loraplex.platform.keys import KeyRing
@@ -53,7 +53,8 @@ def _count_with_cte() -> object:
 
 
 def _join() -> object:
-    return select(func.count(Adapter.id)).join(Adapter.versions)
+    same = AdapterVersion.adapter_id == Adapter.id
+    return select(func.count(Adapter.id)).join(AdapterVersion, same)
 
 
 def _outer_join_from_tenants() -> object:
@@ -134,10 +135,19 @@ async def test_a_foreign_row_is_not_got_by_its_id(
         assert await session.get(Adapter, theirs.id) is None
 
 
-async def test_relationships_load_own_rows_only(db: Database, acme: Tenant) -> None:
-    async with db.read(acme.id) as session:
-        found = list(await session.scalars(select(Adapter).options(selectinload(Adapter.versions))))
-    assert [[v.tenant_id for v in adapter.versions] for adapter in found] == [[acme.id]] * 2
+async def test_relationships_load_own_rows_only(db: Database, acme: Tenant, globex: Tenant) -> None:
+    of_acme = select(AdapterVersion).where(AdapterVersion.tenant_id == acme.id).limit(1)
+    async with db.session(None) as session:
+        version = await session.scalar(of_acme)
+        for tenant, dtype in ((acme, "int8"), (globex, "fp32")):
+            variant = ImageVariant(version_id=version.id, dtype=dtype, digest="d", image_bytes=1)
+            variant.tenant_id = tenant.id
+            session.add(variant)
+    for tenant_id, dtypes in ((acme.id, ["int8"]), (None, ["fp32", "int8"])):
+        async with db.read(tenant_id) as session:
+            loading = of_acme.options(selectinload(AdapterVersion.variants))
+            found = await session.scalar(loading)
+        assert [variant.dtype for variant in found.variants] == dtypes
 
 
 async def test_raw_and_bulk_statements_are_refused(db: Database, acme: Tenant) -> None:
