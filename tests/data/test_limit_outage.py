@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from limit_kit import PATIENCE, leases, of_all, of_tenant
+from redis.asyncio import Redis
 
 from loraplex.platform.embedded_redis import EmbeddedRedis
 from loraplex.platform.errors import LimiterDown, RateLimited
@@ -37,6 +38,13 @@ def kill(own_redis: EmbeddedRedis) -> None:
     os.kill(own_redis.pid, signal.SIGKILL)
     os.waitid(os.P_PIDFD, watch, os.WEXITED | os.WNOWAIT)
     os.close(watch)
+
+
+async def on_disk(client: Redis) -> None:
+    """Wait until Redis has written all: while it syncs it puts that off, yet answers."""
+    async with asyncio.timeout(PATIENCE):
+        while (await client.info("persistence"))["aof_buffer_length"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 async def caught_up(limiter: Limiter) -> None:
@@ -128,6 +136,7 @@ async def test_settlements_of_an_outage_are_told_later(
 ) -> None:
     held = of_tenant(None, 1000, 5)
     before = await limiter.admit(tenant, held, 100)
+    await on_disk(patient._scripts._redis)
     kill(own_redis)
     during = await limiter.admit(tenant, held, 100)
     await limiter.settle(before, 40)

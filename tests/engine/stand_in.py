@@ -14,8 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ import torch
 from loraplex.engine.batch import Batch
 from loraplex.engine.core import Engine
 from loraplex.engine.draw import Draw, Drawer
-from loraplex.engine.image_builder import ImageBuilder, SliceData
 from loraplex.engine.image_fetcher import ImageFetcher
 from loraplex.engine.images import BaseManifest, ImageHeader, ImageStore
 from loraplex.engine.outcome import Outcome, outcome_of
@@ -33,10 +32,8 @@ from loraplex.engine.protocol import (
     Chunk,
     Event,
     Failed,
-    FailureCode,
     Finished,
     Generate,
-    Part,
     Sampling,
 )
 from loraplex.engine.residency import Residency
@@ -46,10 +43,12 @@ from loraplex.engine.worker import Worker
 
 KIT = runpy.run_path(str(Path(__file__).with_name("stand_in_guides.py")))
 StandInGuides, EOS = KIT["StandInGuides"], KIT["EOS"]
+IMAGES = runpy.run_path(str(Path(__file__).with_name("stand_in_images.py")))
+StandInResidency, make_image = IMAGES["StandInResidency"], IMAGES["make_image"]
 MANIFEST = BaseManifest(
     name="hash",
     path="",
-    fingerprint="f" * 64,
+    fingerprint=IMAGES["FINGERPRINT"],
     num_layers=1,
     hidden_size=8,
     vocab_size=64,
@@ -254,84 +253,6 @@ class Landing:
         return self.tokens
 
 
-class StandInResidency:
-    """`Residency` by hand: images arrive or fail when the test says so."""
-
-    def __init__(self) -> None:
-        self.references: Counter[str] = Counter()
-        self.resident: set[str] = set()
-        self.failures: dict[str, tuple[FailureCode, str]] = {}
-        self.invocations: dict[str, tuple[int, ...]] = {}
-        self.near: set[str] = set()
-        self.located: set[str] = set()
-        self.barred: set[str] = set()  # tenants
-        self.pins: set[str] = set()
-        self.polls = 0
-        self.resident_bytes = self.budget_bytes = self.lacking_bytes = self.spare_bytes = 0
-
-    @property
-    def resident_count(self) -> int:
-        return len(self.resident)
-
-    @property
-    def pinned_count(self) -> int:
-        return len(self.pins)
-
-    def set_budget(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
-
-    def acquire(
-        self,
-        digest: str,
-        tenant: str = "",
-        parts: tuple[Part, ...] = (),
-        limit: int | None = None,
-    ) -> None:
-        self.references[digest] += 1
-
-    def release(self, digest: str, tenant: str = "") -> None:
-        self.references[digest] -= 1
-        if not self.references[digest]:
-            self.failures.pop(digest, None)
-
-    def prefetch(self, digest: str) -> None:
-        self.near.add(digest)
-
-    def pin(self, digest: str, pinned: bool) -> bool:
-        (self.pins.add if pinned else self.pins.discard)(digest)
-        return True
-
-    def is_located(self, digest: str) -> bool:
-        return digest in self.located
-
-    def lacks_room(self, digest: str) -> bool:
-        return digest in self.located
-
-    def is_barred(self, tenant: str) -> bool:
-        return tenant in self.barred
-
-    def resident_digests(self) -> Iterator[str]:
-        return iter(sorted(self.resident))
-
-    def tenant_bytes(self, tenant: str) -> int:
-        return 0
-
-    def header(self, digest: str) -> ImageHeader:
-        return ImageHeader("f" * 64, "fp32", 0, (), invocation=self.invocations.get(digest, ()))
-
-    def state(self, digest: str) -> str:
-        return "device" if digest in self.resident else "fetching"
-
-    def failure(self, digest: str) -> tuple[FailureCode, str] | None:
-        return self.failures.get(digest)
-
-    def poll(self) -> None:
-        self.polls += 1
-
-    def check_integrity(self) -> None:
-        assert min(self.references.values(), default=0) >= 0
-
-
 def make_residency(
     executor: HashExecutor, store: ImageStore, cache: Path, waker: Waker
 ) -> Residency:
@@ -350,24 +271,6 @@ def make_residency(
         unload=executor.remove_image,
         wake=waker.set,
     )
-
-
-def make_image(
-    store: ImageStore,
-    scratch: Path,
-    seed: int,
-    base: str = MANIFEST.fingerprint,
-    rank: int = 1,
-    invocation: tuple[int, ...] = (),
-) -> str:
-    """Put an image of 64 bytes a rank, and some padding, into `store`; return its digest."""
-    builder = ImageBuilder(base, "fp32", invocation=invocation)
-    a = np.full((rank, 8), seed, np.float32).tobytes()
-    builder.add(0, "o", 8, a, np.ones(rank, np.float32).tobytes(), [SliceData(rank, 8, a)])
-    path = scratch / f"{seed}.safetensors"
-    digest = builder.finish(path)
-    store.put(path, digest)
-    return digest
 
 
 def request(name: str, *prompt: int, image: str | None = None, **options: Any) -> Generate:
