@@ -26,23 +26,21 @@ _RULES: Final[tuple[tuple[re.Pattern[str], str | _Replace], ...]] = (
     (re.compile(r"(://[^\s/:@'\"<>]*):[^\s/'\"<>]+@"), rf"\1:{HIDDEN}@"),
     (re.compile(r"\b(bearer)\s+[^\s'\",;]+", re.IGNORECASE), rf"\1 {HIDDEN}"),
     (re.compile(r"\b(basic)\s+[0-9A-Za-z+/=_-]{8,}", re.IGNORECASE), rf"\1 {HIDDEN}"),
-    # name: value, name=value, 'name': 'value', (b'name', b'value')
-    (
-        re.compile(
-            rf"({_NAMES}(?:\\?['\"])?\s*(?:[:=]|(?<=['\"])\s*,)\s*b?)"
-            r"(?:\\?\"[^\"]*\"|\\?'[^']*'|SecretStr\([^)]*\)|[^\s,;&'\"]+)",
-            re.IGNORECASE,
-        ),
-        rf"\1{HIDDEN}",
-    ),
 )
+# name: value, name=value, 'name': 'value', (b'name', b'value'); slow, so for text with its marks
+_NAMED: Final = re.compile(
+    rf"({_NAMES}(?:\\?['\"])?\s*(?:[:=]|(?<=['\"])\s*,)\s*b?)"
+    r"(?:\\?\"[^\"]*\"|\\?'[^']*'|SecretStr\([^)]*\)|[^\s,;&'\"]+)",
+    re.IGNORECASE,
+)
+_MARK: Final = re.compile("[:=,]")
 
 
 def redact(text: str) -> str:
     """The same text without what looks like a secret."""
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return text
+    return _NAMED.sub(rf"\1{HIDDEN}", text) if _MARK.search(text) else text
 
 
 class Redactor:
