@@ -24,7 +24,7 @@ what tokens are.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,7 +40,14 @@ from loraplex.platform.budget_seed import BudgetSeed, Spent
 from loraplex.platform.degraded import Degraded
 from loraplex.platform.errors import LimiterDown
 from loraplex.platform.ids import new_id
-from loraplex.platform.limit_scripts import Abandoned, Asks, LimitScripts, NotTried, Refusal
+from loraplex.platform.limit_scripts import (
+    Abandoned,
+    Asks,
+    Decision,
+    LimitScripts,
+    NotTried,
+    Refusal,
+)
 from loraplex.platform.limit_standing import Standing, check_fits, refusal
 from loraplex.platform.pulse import Pulse
 from loraplex.platform.quotas import Bucket
@@ -82,8 +89,8 @@ class Limiter:
 
     `replicas` is how many processes share the rates while Redis is away. No call waits longer than
     `timeout_s`, by default the client's own. `spent` reads the usage ledger; without it, what Redis
-    has lost is lost. Other periods and leases than the standard ones are
-    for tests; all processes must agree.
+    has lost is lost. Other periods and leases than the standard ones are for tests; all processes
+    must agree.
     """
 
     def __init__(
@@ -131,7 +138,8 @@ class Limiter:
         check_fits(buckets, estimate)
         id, known = request_id or new_id("adm"), True
         try:
-            standing = await self._decide(tenant_id, id, buckets, estimate, note=note)
+            ask = partial(self._scripts.decide, tenant_id, id, buckets, estimate, note=note)
+            standing = await self._decided(tenant_id, ask, Asks.BUDGETS)
         except LimiterDown as error:
             known = not isinstance(error, NotTried)
             standing = self._admit_here(tenant_id, id, buckets, estimate, known)
@@ -139,29 +147,14 @@ class Limiter:
             raise refusal(standing, estimate)
         return Admission(id, tenant_id, estimate, standing, known)
 
-    async def _decide(
-        self,
-        tenant_id: str,
-        id: str,
-        buckets: Sequence[Bucket],
-        estimate: int,
-        *,
-        note: str = "",
-        dry: bool = False,
-        asks: Asks = Asks.BUDGETS,
+    async def _decided(
+        self, tenant_id: str, ask: Callable[..., Awaitable[Decision]], asks: Asks
     ) -> Standing:
         """Ask Redis, which is told first what it needs of the ledger; raises `LimiterDown`."""
-        ask = partial(
-            self._scripts.decide,
-            tenant_id,
-            id,
-            buckets,
-            estimate,
-            note=note,
-            dry=dry,
-            asks=asks if self._seed else Asks.NOBODY,
-        )
-        decision = await (self._seed.decided(tenant_id, ask) if self._seed else ask())
+        if self._seed is None:
+            decision = await ask()
+        else:
+            decision = await self._seed.decided(tenant_id, partial(ask, asks=asks))
         if decision.standing is None:
             raise NotTried
         return decision.standing
@@ -234,8 +227,8 @@ class Limiter:
 
         A `whole` look waits for the ledger even where there is no budget to hold.
         """
-        asks = Asks.ALL if whole else Asks.BUDGETS
-        return await self._decide(tenant_id, "", buckets, estimate, dry=True, asks=asks)
+        ask = partial(self._scripts.decide, tenant_id, "", buckets, estimate, dry=True)
+        return await self._decided(tenant_id, ask, Asks.ALL if whole else Asks.BUDGETS)
 
     async def refusals(self, tenant_id: str) -> list[Refusal]:
         """The last refusals of a tenant's requests, the newest first; raises `LimiterDown`."""
