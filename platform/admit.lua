@@ -26,6 +26,7 @@ local SINCE_KEPT = 40 * DAY / 1000 -- longer than any counter
 local id, period, lease, estimate = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local dry, note, ledger = ARGV[5] == '1', ARGV[6], tonumber(ARGV[7])
 local record, window, ends = record_of(id), windows(period)
+local now_text = whole(now)
 
 local function look(at)
   local b = {key = KEYS[1] .. ':' .. ARGV[at], name = ARGV[at], limits = {}, used = {}}
@@ -43,9 +44,8 @@ local function look(at)
     local read = dry or b.budgets[i] >= 0
     b.used[i] = read and tonumber(redis.call('GET', b.key .. ':' .. name) or 0) or 0
   end
-  local alive = string.format('(%.0f', now)
   local count = dry or b.limits[3] >= 0
-  b.running = count and redis.call('ZCOUNT', b.key .. ':leases', alive, '+inf') or 0
+  b.running = count and redis.call('ZCOUNT', b.key .. ':leases', '(' .. now_text, '+inf') or 0
   return b
 end
 
@@ -69,15 +69,19 @@ end
 
 -- Adds what the ledger says of earlier requests; when to read it again, false if it never was.
 local function add_ledger()
+  local fields = {'again'}
   for _, b in ipairs(buckets) do
+    fields[#fields + 1] = b.name .. ':' .. window[2]
+    fields[#fields + 1] = b.name .. ':' .. window[3]
+  end
+  local told = redis.call('HMGET', KEYS[1] .. ':ledger', unpack(fields))
+  for i, b in ipairs(buckets) do
     for w = 2, 3 do
-      local field = b.name .. ':' .. window[w]
-      b.before[w] = tonumber(redis.call('HGET', KEYS[1] .. ':ledger', field) or 0)
+      b.before[w] = tonumber(told[2 * i + w - 2] or 0)
       b.used[w] = b.used[w] + b.before[w]
     end
   end
-  local again = redis.call('HGET', KEYS[1] .. ':ledger', 'again')
-  return again and tonumber(again)
+  return told[1] and tonumber(told[1])
 end
 
 local since, read_again = ledger > 0 and counted_since() or 0, 0
@@ -137,20 +141,22 @@ if refused_by > 0 then
   return answer()
 end
 
+local lease_end, lease_ms = whole(now + lease), whole(math.ceil(lease / 1000))
 local names = {}
 for i, b in ipairs(buckets) do
   names[i] = b.name
-  redis.call('ZREMRANGEBYSCORE', b.key .. ':leases', '-inf', now)
-  redis.call('ZADD', b.key .. ':leases', now + lease, id)
-  redis.call('PEXPIRE', b.key .. ':leases', math.ceil(lease / 1000))
+  redis.call('ZREMRANGEBYSCORE', b.key .. ':leases', '-inf', now_text)
+  redis.call('ZADD', b.key .. ':leases', lease_end, id)
+  redis.call('PEXPIRE', b.key .. ':leases', lease_ms)
   b.running = b.running + 1
   if b.step > 0 then
     b.arrival = b.arrival + b.step
-    redis.call('SET', b.key .. ':requests', b.arrival, 'PX', math.ceil((b.arrival - now) / 1000))
+    local lives = whole(math.ceil((b.arrival - now) / 1000))
+    redis.call('SET', b.key .. ':requests', whole(b.arrival), 'PX', lives)
   end
   for w, counter in ipairs(window) do
     local key = b.key .. ':' .. counter
-    local counted = redis.call('INCRBY', key, estimate)
+    local counted = redis.call('INCRBY', key, ARGV[4])
     b.used[w] = counted + b.before[w]
     if counted == estimate then -- new; a late settlement still finds it
       redis.call('PEXPIREAT', key, math.ceil((ends[w] + (w == 1 and period or 2 * DAY)) / 1000))
@@ -158,8 +164,8 @@ for i, b in ipairs(buckets) do
     end
   end
 end
-redis.call('HSET', record, 'at', now, 'amount', estimate, 'heard', 0, 'note', note,
+redis.call('HSET', record, 'at', now_text, 'amount', ARGV[4], 'heard', '0', 'note', note,
   'buckets', table.concat(names, ' '), 'windows', table.concat(window, ' '))
 redis.call('PEXPIRE', record, RECORD_KEPT)
-redis.call('ZADD', KEYS[2], now + lease, member_of(id))
+redis.call('ZADD', KEYS[2], lease_end, member_of(id))
 return answer()

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from loraplex.platform.errors import LimitName
-from loraplex.platform.limit_standing import Standing, Use
+from loraplex.platform.limit_standing import Counted, Standing
 from loraplex.platform.quotas import Bucket
 
 AT_ONCE_WAIT_S: Final = 1.0  # nobody knows when a running request ends
@@ -59,14 +58,18 @@ class Degraded:
         keys = tuple((tenant_id, bucket.kind, bucket.id) for bucket in buckets)
         states = [self._states.setdefault(key, _State()) for key in keys]
         pairs = list(zip(buckets, states, strict=True))
-        waits = [each for b, state in pairs for each in self._waits(b, state, estimate, now)]
+        waits = [
+            (wait, (place, limit))
+            for place, (bucket, state) in enumerate(pairs)
+            for wait, limit in self._waits(bucket, state, estimate, now)
+        ]
         wait, by = max(waits, key=lambda each: each[0], default=(0.0, None))
         if by is None:
             for bucket, state in pairs:
                 self._take(bucket, state, id, estimate, now)
             self._reserved[id] = _Reserved(self._window, estimate, keys)
-        uses = tuple(use for bucket, state in pairs for use in self._uses(bucket, state, now))
-        return Standing(uses, now / 1e6, by, wait)
+        counted = tuple(self._counted(bucket, state, now) for bucket, state in pairs)
+        return Standing(counted, now / 1e6, by, wait)
 
     def settle(self, id: str, used: int, now: int) -> None:
         """End a request that used so many tokens; a second call changes nothing."""
@@ -90,18 +93,19 @@ class Degraded:
 
     def _waits(
         self, bucket: Bucket, state: _State, estimate: int, now: int
-    ) -> list[tuple[float, Use]]:
-        """Each limit of a bucket that refuses, and for how many seconds it will."""
-        requests, tokens, at_once = self._uses(bucket, state, now)
+    ) -> list[tuple[float, int]]:
+        """For how many seconds each limit of a bucket refuses, and its place; those that do."""
+        counted = self._counted(bucket, state, now)
+        (requests, tokens, at_once), used = counted.limits, counted.used
         waits = []
-        if requests.limit is not None:
-            step = self._step(requests.limit)
-            wait = max(state.arrival, now) + step - step * requests.limit - now
-            waits.append((wait / 1e6, requests))
-        if tokens.limit is not None and tokens.used + estimate > tokens.limit:
-            waits.append((tokens.reset_s, tokens))
-        if at_once.limit is not None and at_once.used >= at_once.limit:
-            waits.append((AT_ONCE_WAIT_S, at_once))
+        if requests is not None:
+            step = self._step(requests)
+            wait = max(state.arrival, now) + step - step * requests - now
+            waits.append((wait / 1e6, 0))
+        if tokens is not None and used[1] + estimate > tokens:
+            waits.append((counted.reset_s[1], 1))
+        if at_once is not None and used[2] >= at_once:
+            waits.append((AT_ONCE_WAIT_S, 2))
         return [each for each in waits if each[0] > 0]
 
     def _take(self, bucket: Bucket, state: _State, id: str, estimate: int, now: int) -> None:
@@ -111,20 +115,18 @@ class Degraded:
         state.window = self._window
         state.running.add(id)
 
-    def _uses(self, bucket: Bucket, state: _State, now: int) -> tuple[Use, Use, Use]:
-        """The bucket's limits as they stand here; requests used are those that GCRA still holds."""
-        limits, busy = bucket.limits, max(0, state.arrival - now)
-        share = self._share(limits.requests_per_minute)
-        requests = 0 if share is None else -(-busy // self._step(share))
+    def _counted(self, bucket: Bucket, state: _State, now: int) -> Counted:
+        """A bucket's rates as they stand here; requests used are those that GCRA still holds."""
+        requests, tokens, at_once = (self._share(limit) for limit in bucket.limits.held[:3])
+        busy = max(0, state.arrival - now)
+        used = 0 if requests is None else -(-busy // self._step(requests))
         window_end = (self._window + 1) * self._period
-        return (
-            self._use(bucket, "requests_per_minute", requests, busy),
-            self._use(bucket, "tokens_per_minute", self._tokens(state), window_end - now),
-            self._use(bucket, "max_concurrency", len(state.running), 0),
+        return Counted(
+            bucket,
+            (requests, tokens, at_once),
+            (used, self._tokens(state), len(state.running)),
+            (busy / 1e6, (window_end - now) / 1e6, 0.0),
         )
-
-    def _use(self, bucket: Bucket, name: LimitName, used: int, reset_us: int) -> Use:
-        return Use(bucket, name, self._share(getattr(bucket.limits, name)), used, reset_us / 1e6)
 
     def _tokens(self, state: _State) -> int:
         return state.tokens if state.window == self._window else 0

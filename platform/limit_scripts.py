@@ -10,12 +10,12 @@ key beside them, so that abandoned ones are found without a scan; a Redis Cluste
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import anyio
 import msgspec
@@ -24,13 +24,13 @@ from redis.exceptions import RedisError
 
 from loraplex.platform.breaker import Breaker
 from loraplex.platform.errors import LimiterDown
-from loraplex.platform.limit_standing import NAMES, Standing, Use
+from loraplex.platform.limit_standing import NAMES, Counted, Standing
 from loraplex.platform.quotas import Bucket, BucketKind
+from loraplex.platform.redis_line import RedisLine, Script
 from loraplex.platform.spending import Owner, Spending
 
 OPEN: Final = "limits:open"
 _FACTS, _EACH = 8, 6  # numbers of an answer's head, and of each bucket
-Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +94,11 @@ class LimitScripts:
     def __init__(
         self, redis: Redis, *, period_us: int, lease_us: int, timeout_s: float, breaker: Breaker
     ) -> None:
-        self._redis, self._breaker, self._timeout_s = redis, breaker, timeout_s
+        self._line, self._breaker = RedisLine(redis, timeout_s), breaker
         self._period_us, self._lease_us = period_us, lease_us
         shared = _read("limits")
         self._scripts = {
-            name: redis.register_script(shared + _read(name))
+            name: Script(self._line, shared + _read(name))
             for name in ("admit", "seed", "settle", "heartbeat", "abandoned")
         }
 
@@ -138,10 +138,8 @@ class LimitScripts:
     async def forget(self, settled: Sequence[tuple[str, str]]) -> None:
         """Drop the records of settled requests, by tenant and id."""
         wheres = [(prefix(tenant_id), id) for tenant_id, id in settled]
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.zrem(OPEN, *(f"{where} {id}" for where, id in wheres))
-        pipe.unlink(*(f"{where}:reserved:{id}" for where, id in wheres))
-        await self._bounded(pipe.execute)
+        await self._call("ZREM", OPEN, *(f"{where} {id}" for where, id in wheres))
+        await self._call("UNLINK", *(f"{where}:reserved:{id}" for where, id in wheres))
 
     async def heartbeat(self, tenant_id: str, id: str, heard: int) -> bool:
         """Keep a request's leases; whether they all still were."""
@@ -163,32 +161,31 @@ class LimitScripts:
     async def refusals(self, tenant_id: str) -> list[Refusal]:
         """The last refusals of a tenant's requests, the newest first."""
         key = f"{prefix(tenant_id)}:refusals"
-        found = await self._bounded(lambda: self._redis.lrange(key, 0, -1))
+        found = await self._call("LRANGE", key, 0, -1)
         return [msgspec.json.decode(each, type=Refusal) for each in found]
 
     async def ping(self) -> None:
         """Return when Redis answers, whatever the breaker says."""
-        await self._attempt(self._redis.ping)
+        await self._answer(self._line.call("PING"))
 
     async def _run(self, script: str, where: str, *args: str | int) -> Any:
-        call = self._scripts[script]
-        return await self._bounded(lambda: call(keys=[where, OPEN], args=args))
+        self._check()
+        return await self._answer(self._scripts[script]((where, OPEN), args))
 
-    async def _bounded(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Make a call unless the circuit is open."""
+    async def _call(self, *command: str | int) -> Any:
+        self._check()
+        return await self._answer(self._line.call(*command))
+
+    def _check(self) -> None:
+        """Raise `NotTried` while the circuit is open."""
         if not self._breaker.allows(time.monotonic()):
             raise NotTried
-        return await self._attempt(call)
 
-    async def _within(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        with anyio.move_on_after(self._timeout_s, shield=True):
-            return await call()
-        raise TimeoutError
-
-    async def _attempt(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _answer(self, call: Awaitable[Any]) -> Any:
         """Make a call to its end even if the caller is cancelled, so that none half-knows."""
         try:
-            answer = await self._within(call)
+            with anyio.CancelScope(shield=True):
+                answer = await call
         except (RedisError, OSError) as error:
             if self._breaker.is_well:
                 log.warning("Redis does not answer: %s: %s", type(error).__name__, error)
@@ -214,32 +211,24 @@ def _bucket_name(kind: BucketKind, id: str) -> str:
 
 
 def _arguments(bucket: Bucket) -> list[str | int]:
-    limits = (getattr(bucket.limits, name) for name in NAMES)
-    return [
-        _bucket_name(bucket.kind, bucket.id),
-        *(-1 if limit is None else limit for limit in limits),
-    ]
+    limits = (-1 if limit is None else limit for limit in bucket.limits.held)
+    return [_bucket_name(bucket.kind, bucket.id), *limits]
 
 
 def _standing(buckets: Sequence[Bucket], reply: Sequence[int]) -> Standing:
-    refused_by, limit, wait_us, now, *ends, _ = reply[:_FACTS]
-    left = [(end - now) / 1e6 for end in ends]
-    uses = []
-    for i, bucket in enumerate(buckets):
-        at = _FACTS + i * _EACH
-        uses += _uses(bucket, reply[at : at + _EACH], left)
-    by = uses[(refused_by - 1) * len(NAMES) + limit - 1] if refused_by else None
-    return Standing(tuple(uses), now / 1e6, by, wait_us / 1e6)
+    by, limit, wait_us, now, minute, day, month, _ = reply[:_FACTS]
+    left = ((minute - now) / 1e6, (day - now) / 1e6, (month - now) / 1e6)
+    counted = tuple(
+        _counted(bucket, reply[at : at + _EACH], left)
+        for bucket, at in zip(buckets, range(_FACTS, len(reply), _EACH), strict=True)
+    )
+    return Standing(counted, now / 1e6, (by - 1, limit - 1) if by else None, wait_us / 1e6)
 
 
-def _uses(bucket: Bucket, numbers: Sequence[int], left: Sequence[float]) -> list[Use]:
-    """In the order of `NAMES`; without a limit of them requests are not counted."""
+def _counted(bucket: Bucket, numbers: Sequence[int], left: tuple[float, float, float]) -> Counted:
+    """Without a limit of them, requests are not counted."""
     requests_left, requests_us, minute, day, month, running = numbers
-    whole = bucket.limits.requests_per_minute
-    requests = 0 if whole is None else whole - requests_left
-    used = (requests, minute, running, day, month)
+    limits = bucket.limits.held
+    requests = 0 if limits[0] is None else limits[0] - requests_left
     resets = (requests_us / 1e6, left[0], 0.0, left[1], left[2])
-    return [
-        Use(bucket, name, getattr(bucket.limits, name), count, reset_s)
-        for name, count, reset_s in zip(NAMES, used, resets, strict=True)
-    ]
+    return Counted(bucket, limits, (requests, minute, running, day, month), resets)

@@ -5,7 +5,7 @@ refuses to know either, and has no clock.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, get_args
@@ -23,7 +23,8 @@ from loraplex.platform.quotas import Bucket
 
 NAMES: Final[tuple[LimitName, ...]] = get_args(LimitName)
 BUDGETS: Final = frozenset({"tokens_per_day", "tokens_per_month"})
-_TOKENS: Final[tuple[LimitName, ...]] = ("tokens_per_minute", "tokens_per_day", "tokens_per_month")
+_REQUESTS: Final = (0,)  # places in NAMES
+_TOKENS: Final = (1, 3, 4)
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -49,17 +50,48 @@ class Use(msgspec.Struct, frozen=True):
         return f"{self.bucket.kind} {self.name}"
 
 
+class Counted(msgspec.Struct, frozen=True):
+    """One bucket as it stands: its limits, what is used of each, and seconds until all is back.
+
+    In the order of `NAMES`; a bucket may be without the last of them.
+    """
+
+    bucket: Bucket
+    limits: tuple[int | None, ...]
+    used: tuple[int, ...]
+    reset_s: tuple[float, ...]
+
+    def use(self, place: int) -> Use:
+        """The limit in that place of `NAMES`."""
+        limit, used, reset_s = self.limits[place], self.used[place], self.reset_s[place]
+        return Use(self.bucket, NAMES[place], limit, used, reset_s)
+
+
 @dataclass(frozen=True)
 class Standing:
     """How all buckets of a request stand, and which limit refuses it, if one does, until when.
 
-    `now` is the counter's own clock, in seconds since the epoch.
+    `now` is the counter's own clock, in seconds since the epoch; `refused` the places of the
+    bucket and of its limit.
     """
 
-    uses: tuple[Use, ...]
+    counted: tuple[Counted, ...]
     now: float
-    refused_by: Use | None = None
+    refused: tuple[int, int] | None = None
     wait_s: float = 0.0
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """Every limit of every bucket."""
+        return tuple(each.use(i) for each in self.counted for i in range(len(each.limits)))
+
+    @property
+    def refused_by(self) -> Use | None:
+        """The limit that refuses."""
+        if self.refused is None:
+            return None
+        bucket, limit = self.refused
+        return self.counted[bucket].use(limit)
 
     def use(self, name: LimitName, kind: str = "tenant") -> Use:
         """The named limit of the first bucket of this kind."""
@@ -68,8 +100,11 @@ class Standing:
     @property
     def nearest(self) -> Use | None:
         """The limit that refuses, else the one of which the smallest share is left."""
-        limited = [use for use in self.uses if use.limit]
-        return self.refused_by or min(limited, key=_share_left, default=None)
+        if self.refused is not None:
+            return self.refused_by
+        shares = [(left / limit, bucket, place) for left, bucket, place, limit in self._left()]
+        _, bucket, place = min(shares, default=(0.0, -1, 0))
+        return self.counted[bucket].use(place) if bucket >= 0 else None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -77,19 +112,27 @@ class Standing:
 
         Each of the two is told of its tightest limit, a day's and a month's tokens among them.
         """
-        headers = {}
-        for kind, names in (("requests", NAMES[:1]), ("tokens", _TOKENS)):
-            if (use := self._tightest(names)) is not None:
-                headers[f"x-ratelimit-limit-{kind}"] = str(use.limit)
-                headers[f"x-ratelimit-remaining-{kind}"] = str(use.remaining)
-                headers[f"x-ratelimit-reset-{kind}"] = duration(use.reset_s)
+        headers, left = {}, self._left()
+        for kind, places in (("requests", _REQUESTS), ("tokens", _TOKENS)):
+            tightest = min((each for each in left if each[2] in places), default=None)
+            if tightest is not None:
+                remaining, bucket, place, limit = tightest
+                headers[f"x-ratelimit-limit-{kind}"] = str(limit)
+                headers[f"x-ratelimit-remaining-{kind}"] = str(remaining)
+                reset_s = self.counted[bucket].reset_s[place]
+                headers[f"x-ratelimit-reset-{kind}"] = duration(reset_s)
         if (nearest := self.nearest) is not None:
             headers["x-loraplex-limit"] = nearest.label
         return headers
 
-    def _tightest(self, names: Sequence[LimitName]) -> Use | None:
-        limited = [use for use in self.uses if use.name in names and use.limit is not None]
-        return min(limited, key=lambda use: use.remaining or 0, default=None)
+    def _left(self) -> list[tuple[int, int, int, int]]:
+        """What is left of each limit, the places of its bucket and in `NAMES`, and the limit."""
+        return [
+            (max(0, limit - each.used[place]), bucket, place, limit)
+            for bucket, each in enumerate(self.counted)
+            for place, limit in enumerate(each.limits)
+            if limit is not None
+        ]
 
 
 def refusal(standing: Standing, asked: int) -> RateLimited | QuotaExceeded:
@@ -150,12 +193,8 @@ def check_fits(buckets: Iterable[Bucket], estimate: int) -> None:
 
 
 def _token_limits(bucket: Bucket) -> list[tuple[LimitName, int]]:
-    limits = [(name, getattr(bucket.limits, name)) for name in _TOKENS]
-    return [(name, limit) for name, limit in limits if limit is not None]
-
-
-def _share_left(use: Use) -> float:
-    return (use.remaining or 0) / (use.limit or 1)
+    held = bucket.limits.held
+    return [(NAMES[i], limit) for i in _TOKENS if (limit := held[i]) is not None]
 
 
 def duration(seconds: float) -> str:

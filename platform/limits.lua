@@ -12,7 +12,7 @@
 -- All times are microseconds.
 
 local DAY = 86400000000
-local RECORD_KEPT = 7 * DAY / 1000 -- ms, where no server is left to sweep it
+local RECORD_KEPT = '604800000' -- 7 days in ms, where no server is left to sweep it
 local SWEPT_KEPT = 3600 * 1000
 
 local time = redis.call('TIME')
@@ -58,6 +58,11 @@ local function windows(period)
   table.insert(names, 1, string.format('minute:%.0f', minute))
   table.insert(ends, 1, (minute + 1) * period)
   return names, ends
+end
+
+-- A whole number as Redis takes it; it would write numbers itself, as slowly as fractions.
+local function whole(number)
+  return string.format('%.0f', number)
 end
 
 local function record_of(id)

@@ -57,6 +57,17 @@ class Limits:
             setattr(row, each.name, getattr(self, each.name))
 
     @property
+    def held(self) -> tuple[int | None, int | None, int | None, int | None, int | None]:
+        """What requests are held to, in the order of `LimitName`."""
+        return (
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.max_concurrency,
+            self.tokens_per_day,
+            self.tokens_per_month,
+        )
+
+    @property
     def has_budget(self) -> bool:
         """Whether a day's or a month's tokens are limited."""
         return self.tokens_per_day is not None or self.tokens_per_month is not None

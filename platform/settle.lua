@@ -26,19 +26,25 @@ if not kept[1] then
   redis.call('ZREM', KEYS[2], member)
   return 0
 end
+local counters = {}
 for bucket in string.gmatch(kept[2], '%S+') do
   redis.call('ZREM', KEYS[1] .. ':' .. bucket .. ':leases', id)
   for window in string.gmatch(kept[3], '%S+') do
-    local counter = KEYS[1] .. ':' .. bucket .. ':' .. window
-    if redis.call('EXISTS', counter) == 1 then
-      redis.call('INCRBY', counter, used - kept[1])
+    counters[#counters + 1] = KEYS[1] .. ':' .. bucket .. ':' .. window
+  end
+end
+local difference = whole(used - kept[1])
+if difference ~= '0' then
+  for i, count in ipairs(redis.call('MGET', unpack(counters))) do
+    if count then
+      redis.call('INCRBY', counters[i], difference)
     end
   end
 end
 if note ~= '' then
-  redis.call('HSET', record, 'amount', used, 'note', note)
+  redis.call('HSET', record, 'amount', ARGV[2], 'note', note)
   redis.call('PEXPIRE', record, RECORD_KEPT)
-  redis.call('ZADD', KEYS[2], now + lease, member)
+  redis.call('ZADD', KEYS[2], whole(now + lease), member)
   return 1
 end
 redis.call('ZREM', KEYS[2], member)

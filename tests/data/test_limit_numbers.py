@@ -6,7 +6,15 @@ import pytest
 from limit_kit import of_all, of_tenant
 
 from loraplex.platform.errors import BadRequest, BudgetSpent, RateLimited
-from loraplex.platform.limit_standing import Standing, Use, cap_max_tokens, duration, refusal
+from loraplex.platform.limit_standing import (
+    NAMES,
+    Counted,
+    Standing,
+    Use,
+    cap_max_tokens,
+    duration,
+    refusal,
+)
 from loraplex.platform.quotas import Bucket, Limits
 
 
@@ -45,21 +53,26 @@ def test_a_default_fits_the_smallest_bucket() -> None:
         cap_max_tokens(buckets, 10, 51, 4096)
 
 
-BUCKET = Bucket("key", "key_1", Limits(60, 1000, 4, tokens_per_day=2000))
-USES = (
-    Use(BUCKET, "requests_per_minute", 60, 12, 12.0),
-    Use(BUCKET, "tokens_per_minute", 1000, 400, 30.0),
-    Use(BUCKET, "max_concurrency", 4, 1, 0.0),
-    Use(BUCKET, "tokens_per_day", 2000, 1500, 3600.0),
-    Use(BUCKET, "tokens_per_month", None, 9000, 86400.0),
+HELD = Limits(60, 1000, 4, tokens_per_day=2000)
+KEY = Counted(
+    Bucket("key", "key_1", HELD),
+    HELD.held,
+    (12, 400, 1, 1500, 9000),
+    (12.0, 30.0, 0.0, 3600.0, 86400.0),
 )
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
 
+def test_limits_are_in_the_order_of_their_names() -> None:
+    assert HELD.held == tuple(getattr(HELD, name) for name in NAMES)
+    uses = Standing((KEY,), NOON.timestamp()).uses
+    assert [(use.name, use.limit) for use in uses] == list(zip(NAMES, HELD.held, strict=True))
+    assert uses[3] == Use(KEY.bucket, "tokens_per_day", 2000, 1500, 3600.0)
+
+
 def test_headers_tell_of_the_tightest_limits() -> None:
-    wide = Bucket("tenant", "ten_1", Limits(5, None))
-    uses = (*USES, Use(wide, "requests_per_minute", 5, 1, 1.0))
-    headers = Standing(uses, NOON.timestamp()).headers
+    alone = Counted(Bucket("tenant", "ten_1", Limits(5, None)), (5,), (1,), (1.0,))
+    headers = Standing((KEY, alone), NOON.timestamp()).headers
     assert headers == {
         "x-ratelimit-limit-requests": "5",
         "x-ratelimit-remaining-requests": "4",
@@ -73,12 +86,12 @@ def test_headers_tell_of_the_tightest_limits() -> None:
 
 
 def test_a_refusal_says_which_limit_of_whom() -> None:
-    rate = refusal(Standing(USES, NOON.timestamp(), USES[1], 30.0), 700)
+    rate = refusal(Standing((KEY,), NOON.timestamp(), (0, 1), 30.0), 700)
     assert isinstance(rate, RateLimited)
     assert "This key's limit of 1000 tokens per minute is reached (600 left)" in rate.message
     assert rate.headers["retry-after"] == "30"
     assert rate.headers["x-loraplex-limit"] == "key tokens_per_minute"
-    budget = refusal(Standing(USES, NOON.timestamp(), USES[3], 3600.0), 700)
+    budget = refusal(Standing((KEY,), NOON.timestamp(), (0, 3), 3600.0), 700)
     assert isinstance(budget, BudgetSpent)
     for part in ("key's budget of 2000 tokens per day", "1500", "700", "2026-11-30 13:00 UTC"):
         assert part in budget.message

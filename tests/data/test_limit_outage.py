@@ -27,10 +27,15 @@ async def limiter(own_redis: EmbeddedRedis) -> AsyncIterator[Limiter]:
 
 
 @pytest.fixture
-async def patient(own_redis: EmbeddedRedis) -> AsyncIterator[Limiter]:
+async def client(own_redis: EmbeddedRedis) -> AsyncIterator[Redis]:
     client = connect(own_redis.url, timeout_s=PATIENCE)
-    yield Limiter(client)
+    yield client
     await client.aclose()
+
+
+@pytest.fixture
+def patient(client: Redis) -> Limiter:
+    return Limiter(client)
 
 
 def kill(own_redis: EmbeddedRedis) -> None:
@@ -109,7 +114,7 @@ async def test_nobody_waits_longer_than_the_timeout_and_then_nobody_waits(
 
 
 async def test_what_redis_did_unheard_is_charged_once(
-    own_redis: EmbeddedRedis, limiter: Limiter, patient: Limiter, tenant: str
+    own_redis: EmbeddedRedis, limiter: Limiter, client: Redis, patient: Limiter, tenant: str
 ) -> None:
     """It hangs, gets the requests all the same, and runs them when nobody waits any more."""
     open_held, closed_held = of_all(UNLIMITED, Limits(None, 500)), of_tenant(tokens_per_day=500)
@@ -126,17 +131,15 @@ async def test_what_redis_did_unheard_is_charged_once(
     standing = await patient.look(tenant, of_all(UNLIMITED, UNLIMITED))
     assert standing.use("tokens_per_day").used in (0, 30)
     assert standing.use("max_concurrency").used == 0
-    assert not await patient._scripts._redis.exists(
-        leases(tenant), f"limits:{{{tenant}}}:reserved:req_2"
-    )
+    assert not await client.exists(leases(tenant), f"limits:{{{tenant}}}:reserved:req_2")
 
 
 async def test_settlements_of_an_outage_are_told_later(
-    own_redis: EmbeddedRedis, limiter: Limiter, patient: Limiter, tenant: str
+    own_redis: EmbeddedRedis, limiter: Limiter, client: Redis, patient: Limiter, tenant: str
 ) -> None:
     held = of_tenant(None, 1000, 5)
     before = await limiter.admit(tenant, held, 100)
-    await on_disk(patient._scripts._redis)
+    await on_disk(client)
     kill(own_redis)
     during = await limiter.admit(tenant, held, 100)
     await limiter.settle(before, 40)
