@@ -63,7 +63,8 @@ def _may_fly(sequence: Sequence, default_drafts: int) -> bool:
     drafts = default_drafts if sampling.draft_tokens is None else sampling.draft_tokens
     reported = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     is_simple = sequence.matcher is None and request.search is None and sequence.slots == 1
-    return is_simple and not (drafts or reported or is_adjusted(sampling))
+    is_short = bool(request.barred) and sequence.generated + sequence.ahead < sampling.min_tokens
+    return is_simple and not (drafts or reported or is_short or is_adjusted(sampling))
 
 
 def _draw(sequence: Sequence) -> Draw | None:

@@ -8,9 +8,12 @@ This file knows tokens and log-probabilities; it refuses to know logits, blocks 
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from loraplex.engine.protocol import Beams, FinishReason
+
+Pairs = list[tuple[int, float]]  # tokens and their log-probabilities
 
 
 class Candidate(NamedTuple):
@@ -33,11 +36,22 @@ class BeamSearch:
     """One request's search: advance it step by step until no beam goes on, then take its results.
 
     A beam is complete with a token of `ends` ("stop"), or with `max_tokens` tokens ("length").
+    Before it has `min_tokens` none of `barred` may come, unless no other may.
     """
 
-    def __init__(self, beams: Beams, choices: int, ends: tuple[int, ...], max_tokens: int) -> None:
+    def __init__(
+        self,
+        beams: Beams,
+        choices: int,
+        ends: Iterable[int],
+        max_tokens: int,
+        *,
+        barred: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
+    ) -> None:
         self._beams, self._choices = beams, choices
         self._ends, self._max_tokens = frozenset(ends), max_tokens
+        self._barred, self._min_tokens = barred, min_tokens
         self._live: list[tuple[int, ...]] = [()]
         self._sums = [0.0]
         self._complete: list[Hypothesis] = []  # best first, `width` at most
@@ -50,15 +64,17 @@ class BeamSearch:
 
     @property
     def tops(self) -> int:
-        """How many of a beam's likeliest tokens matter: `width` that go on and all that end."""
-        return self.width + len(self._ends)
+        """How many of a beam's likeliest tokens matter: `width` that go on and all others."""
+        return self.width + len(self._ends | self._barred)
 
-    def advance(self, tops: list[list[tuple[int, float]]]) -> list[Candidate]:
+    def advance(self, tops: list[Pairs]) -> list[Candidate]:
         """The next live beams, best first, `width` at most; none when the search has ended.
 
         `tops[i]` holds live beam i's `self.tops` likeliest tokens and their log-probabilities. At
         first there is one beam; later they are those that the last call returned, in its order.
         """
+        if self._length < self._min_tokens:
+            tops = [self._without_barred(each) for each in tops]
         self._length += 1
         ranked = self._rank(tops)
         for candidate in ranked[: self.width]:
@@ -75,7 +91,10 @@ class BeamSearch:
         """The best complete hypotheses, best first, as many as there are choices."""
         return self._complete[: self._choices]
 
-    def _rank(self, tops: list[list[tuple[int, float]]]) -> list[Candidate]:
+    def _without_barred(self, likeliest: Pairs) -> Pairs:
+        return [pair for pair in likeliest if pair[0] not in self._barred] or likeliest
+
+    def _rank(self, tops: list[Pairs]) -> list[Candidate]:
         candidates = [
             Candidate(beam, token, total + logprob)
             for beam, (total, likeliest) in enumerate(zip(self._sums, tops, strict=True))

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from loraplex.engine.ahead import remaining
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.costs import Costs
+from loraplex.engine.counters import Counters
 from loraplex.engine.executor import Executor
-from loraplex.engine.fairness import Counters
 from loraplex.engine.guessing import guess
 from loraplex.engine.guidance import Guides
 from loraplex.engine.host_slots import HostSlots
@@ -242,8 +242,7 @@ class Engine:
             return
         self._meter.count_guesses(len(sequence.drafts), len(choices) - 1)
         sequence.drafts = []
-        eos = self._manifest.eos_token_ids
-        told, reason = extend(sequence, choices, eos, self._model_len)
+        told, reason = extend(sequence, choices, self._model_len)
         if reading.computed is not None:
             self._scheduler.commit(sequence, min(reading.computed, len(sequence.token_ids)))
         tokens = tuple(choice.token_id for choice in told)

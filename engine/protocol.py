@@ -63,6 +63,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     seed: int = 0  # the platform draws one where the caller gave none
     stop_token_ids: tuple[int, ...] = ()  # the base's own end tokens are always added
     ignore_eos: bool = False
+    min_tokens: int = 0  # before so many, no end token and no stop token may come
     logprobs: int | None = None  # None: none; k: the chosen token's and the k likeliest
     prompt_logprobs: int | None = None  # the same, of the prompt's tokens
     guide: Guide | None = None

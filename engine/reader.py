@@ -6,6 +6,7 @@ are asked for tell these. This file knows outcomes and parts; it refuses to know
 events.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
@@ -62,16 +63,23 @@ def choose(outcome: Outcome, picks: Rows[tuple[Sequence, int]]) -> list[list[Cho
     """
     if not picks:
         return []
-    rows, index = [], []
+    rows: list[Row] = []
+    index: list[int] = []
     for sequence, last in picks:
-        sampling, tokens, guesses = sequence.request.sampling, sequence.token_ids, sequence.drafts
-        mask = sequence.matcher.mask() if sequence.matcher else None
-        for count in range(len(guesses) + 1):
-            known = tokens + guesses[:count] if count else tokens
-            rows.append(Row(sampling, known, sequence.request.prompt_len, sequence.seed, mask))
-            index.append(last - len(guesses) + count)
+        rows += _rows(sequence)
+        index += range(last - len(sequence.drafts), last + 1)
     choices = iter(sample(_select(outcome, index), rows))
     return [[next(choices) for _ in range(len(s.drafts) + 1)] for s, _ in picks]
+
+
+def _rows(sequence: Sequence) -> Iterator[Row]:
+    """For each guess, and for what follows the last, the row that chooses in its place."""
+    request, tokens, guesses = sequence.request, sequence.token_ids, sequence.drafts
+    mask = sequence.matcher.mask() if sequence.matcher else None
+    fixed = request.prompt_len, sequence.seed, mask, request.barred
+    for count in range(len(guesses) + 1):
+        known = tokens + guesses[:count] if count else tokens
+        yield Row(request.sampling, known, *fixed)
 
 
 def accept(choices: list[Choice | None], guesses: list[int]) -> list[Choice | None]:
@@ -83,14 +91,14 @@ def accept(choices: list[Choice | None], guesses: list[int]) -> list[Choice | No
 
 
 def extend(
-    sequence: Sequence, choices: Rows[Choice], eos_token_ids: tuple[int, ...], model_len: int
+    sequence: Sequence, choices: Rows[Choice], model_len: int
 ) -> tuple[Rows[Choice], FinishReason | None]:
     """Add tokens until one ends the sequence; those that were added, and why it ends."""
     for count, choice in enumerate(choices, 1):
         sequence.token_ids.append(choice.token_id)
         if sequence.matcher is not None:
             sequence.matcher.consume(choice.token_id)
-        reason = finish_reason(sequence, eos_token_ids, model_len)
+        reason = finish_reason(sequence, model_len)
         if reason is not None:
             return choices[:count], reason
     return choices, None

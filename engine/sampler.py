@@ -5,12 +5,13 @@ beside it, nor on any generator with a state. Randomness is Philox (Salmon et al
 numbers: as easy as 1, 2, 3", 2011), a function of the row's seed and the position of the generated
 token, so a seed reproduces in any batch and after a preemption.
 
-The order is: repetition, frequency and presence penalties, logit bias, a guide's mask, temperature,
-top-k, top-p over what top-k left, min-p. Tokens as likely as the last one that a limit keeps are
-kept too. Reported log-probabilities are the model's own, before any of this.
+The order is: repetition, frequency and presence penalties, logit bias, a guide's mask, tokens that
+may not come yet, temperature, top-k, top-p over what top-k left, min-p. Tokens as likely as the
+last one that a limit keeps are kept too. Reported log-probabilities are the model's own, before any
+of this.
 
-A greedy row without penalties and mask takes the token that the executor found and its logits are
-not read; nor are those of other rows without them where the outcome's device draws. The others take
+A greedy row that none of these changes takes the token that the executor found and its logits are
+not read; nor are those of other such rows where the outcome's device draws. The others take
 turns in memory that fits a core's cache, half of them on a second thread: the model's threads have
 nothing to do meanwhile.
 """
@@ -47,6 +48,17 @@ class Row(NamedTuple):
     prompt_len: int
     seed: int
     mask: NDArray[np.int32] | None = None  # bit `t % 32` of word `t // 32`: token t may come
+    barred: Sequence[int] = ()  # tokens that may not come before `sampling.min_tokens` others
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated before this one."""
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the barred tokens may not come now."""
+        return bool(self.barred) and self.generated < self.sampling.min_tokens
 
 
 class Choice(NamedTuple):
@@ -101,7 +113,7 @@ def _draw(row: Row) -> Draw | None:
 
 
 def _share(row: Row) -> float:
-    return uniform(row.seed, len(row.token_ids) - row.prompt_len)
+    return uniform(row.seed, row.generated)
 
 
 def _logprob(logits: Tensor, token: int, sampling: Sampling) -> TokenLogprob | None:
@@ -130,7 +142,7 @@ def _is_unadjusted(row: Row) -> bool:
 
 
 def _is_adjusted(row: Row) -> bool:
-    return row.mask is not None or is_adjusted(row.sampling)
+    return row.mask is not None or row.is_short or is_adjusted(row.sampling)
 
 
 def _on_host(logits: Tensor, wanted: list[int]) -> dict[int, Floats]:
@@ -174,7 +186,7 @@ def _choose(task: _Task, drawer: Drawer, spare: Floats) -> int | None:
 
 
 def _adjust(logits: Floats, row: Row) -> None:
-    """Apply penalties, biases and the mask to one row's logits, `[vocabulary]`, in place.
+    """Apply all that changes one row's logits, `[vocabulary]`, in place, before the limits.
 
     Repetition (Keskar et al., "CTRL", 2019) looks at the prompt too; presence and frequency only at
     what was generated.
@@ -192,6 +204,16 @@ def _adjust(logits: Floats, row: Row) -> None:
     if row.mask is not None:
         addends = ADDENDS[row.mask.astype("<i4", copy=False).view(np.uint8)]
         logits += addends.reshape(-1)[: len(logits)]
+    if row.is_short:
+        _bar(logits, [token for token in row.barred if 0 <= token < len(logits)])
+
+
+def _bar(logits: Floats, tokens: list[int]) -> None:
+    """Let `tokens` not come, unless no other may: a guide's text can be complete too early."""
+    before = logits[tokens]
+    logits[tokens] = -np.inf
+    if np.isneginf(logits.max()):
+        logits[tokens] = before
 
 
 def _counts(token_ids: Sequence[int]) -> tuple[NDArray[np.int64], Floats]:

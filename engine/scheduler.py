@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.block_tables import BlockTables
-from loraplex.engine.fairness import Counters, FairQueue
+from loraplex.engine.counters import Counters
+from loraplex.engine.fairness import FairQueue
 from loraplex.engine.host_slots import HostSlots
 from loraplex.engine.plan import Draft, Plan, Scheduled
 from loraplex.engine.protocol import Service

@@ -36,6 +36,8 @@ class Request:
     priority: int
     choices: int
     arrived: float
+    ends: frozenset[int]  # tokens that end a sequence
+    barred: tuple[int, ...]  # those and others that may not come before `min_tokens` are there
     loaded: float | None = None
     scheduled: float | None = None
     first_token: float | None = None
@@ -151,13 +153,21 @@ def from_request(message: Generate, now: float, eos: tuple[int, ...], model_len:
         priority=message.priority,
         choices=message.choices,
         arrived=now,
+        ends=_ends(sampling, eos),
+        barred=(*sampling.stop_token_ids, *eos) if sampling.min_tokens else (),
         loaded=now if message.image is None else None,
     )
     slots = message.choices
     if message.beams is not None:
         most = min(sampling.max_tokens, model_len - count)
-        ends = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos))
-        request.search = BeamSearch(message.beams, message.choices, ends, most)
+        request.search = BeamSearch(
+            message.beams,
+            message.choices,
+            request.ends,
+            most,
+            barred=frozenset(request.barred),
+            min_tokens=sampling.min_tokens,
+        )
         slots = message.beams.width
     sequence = Sequence(request, list(message.token_ids), slots=slots)
     request.alive.append(sequence)
@@ -173,18 +183,21 @@ def name_blocks(sequence: Sequence, base: str) -> None:
     sequence.chain = Chain(plain, own, never if start is None else start)
 
 
-def finish_reason(
-    sequence: Sequence, eos_token_ids: tuple[int, ...], max_model_len: int
-) -> FinishReason | None:
+def _ends(sampling: Sampling, eos: tuple[int, ...]) -> frozenset[int]:
+    """The tokens that end a sequence; one that follows a guide must end where its text does."""
+    minds_eos = not sampling.ignore_eos or sampling.guide is not None
+    return frozenset(sampling.stop_token_ids).union(eos if minds_eos else ())
+
+
+def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None:
     """Why the sequence ends with its last token, or None when it goes on."""
-    sampling, last = sequence.request.sampling, sequence.token_ids[-1]
-    minds_eos = not sampling.ignore_eos or sequence.matcher is not None
-    if last in sampling.stop_token_ids or (minds_eos and last in eos_token_ids):
+    if sequence.token_ids[-1] in sequence.request.ends:
         return "stop"
     if sequence.matcher is not None and sequence.matcher.is_complete:
         return "stop"
     full = len(sequence.token_ids) >= max_model_len
-    return "length" if full or sequence.generated >= sampling.max_tokens else None
+    most = sequence.request.sampling.max_tokens
+    return "length" if full or sequence.generated >= most else None
 
 
 def finished(request: Request, reason: FinishReason, now: float) -> Finished:

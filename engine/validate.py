@@ -74,6 +74,7 @@ def _image_reasons(request: Generate) -> Iterator[str]:
 def _sampling_rules(s: Sampling, vocab_size: int) -> Rules:
     return (
         (s.max_tokens >= 1, "max_tokens must be at least 1"),
+        (0 <= s.min_tokens <= s.max_tokens, "min_tokens must be between 0 and max_tokens"),
         (0 <= s.temperature < math.inf, "temperature must be 0 or more, and finite"),
         (0 < s.top_p <= 1, "top_p must be above 0 and at most 1"),
         (s.top_k >= 0, "top_k must be 0 (all) or more"),

@@ -5,10 +5,11 @@ Knows routers, middleware and their order; refuses to start, stop or configure a
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -45,6 +46,8 @@ from loraplex.platform.api import (
 from loraplex.platform.api.auth import KeyFirst, guard
 from loraplex.platform.api.context import Context, while_open
 from loraplex.platform.api.envelope import AllowedHosts, BoundedBody, Envelope
+from loraplex.platform.api.short_way import DEMANDS
+from loraplex.platform.api.slow_body import PromptBody
 from loraplex.platform.bookkeeping import Books
 from loraplex.platform.chat_template import ChatTemplate
 from loraplex.platform.db.session import Database
@@ -157,17 +160,25 @@ def routes() -> Sequence[BaseRoute]:
     """All routes, with what each depends on: worked out at its first request, in any app."""
     every = APIRouter(generate_unique_id_function=documented.operation_id)
     for module in ROUTERS:
-        open_only = [] if module is health else [Depends(while_open)]
-        named = [] if module in (generate, messages) else [Depends(idempotent.once)]
-        every.include_router(module.router, dependencies=[*open_only, Depends(guard), *named])
+        demands = [Depends(demand) for demand in _demands(module)]
+        every.include_router(module.router, dependencies=demands)
     for screen in SCREENS:
         every.include_router(screen.router, dependencies=[Depends(while_open), Depends(guard)])
     return every.routes
 
 
+def _demands(module: ModuleType) -> Sequence[Callable[..., Any]]:
+    """The dependencies of all of a module's routes."""
+    if module in (generate, messages):
+        return DEMANDS
+    open_only = () if module is health else (while_open,)
+    return (*open_only, guard, idempotent.once)
+
+
 def _surround(app: FastAPI, context: Context, hosts: Sequence[str]) -> None:
     """Add middleware; the one that is added last sees a request first."""
     app.add_middleware(KeyFirst)
+    app.add_middleware(PromptBody)
     app.add_middleware(BoundedBody)
     app.add_middleware(AllowedHosts, hosts=hosts)
     app.add_middleware(

@@ -22,17 +22,7 @@ from jinja2.utils import Namespace
 
 from loraplex.platform.errors import BadRequest
 from loraplex.platform.hermes import OPEN, spell_out
-
-SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-
+from loraplex.platform.rendering import SPECIAL_TOKENS, Rendering, cut, mark
 
 PROBE_TEXT = "Mind the tools."
 PROBE = {"role": "user", "content": "Hello"}
@@ -44,6 +34,7 @@ PROBE_TOOL = {
         "parameters": {"type": "object", "properties": {}},
     },
 }
+USUAL = Rendering()
 FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -85,9 +76,12 @@ class ChatTemplate:
             raise ValueError(f"the chat template in {model_dir} is broken: {error}") from error
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        how: Rendering = USUAL,
     ) -> str:
-        """The prompt, ready for the assistant's turn; `BadRequest` if the template refuses.
+        """The prompt, ready for the assistant's turn or as told; `BadRequest` if that is refused.
 
         Tools are the template's own matter where it writes calls as `hermes.py` does; else they are
         spelled out in the messages.
@@ -95,7 +89,9 @@ class ChatTemplate:
         if not self._takes_tools:
             messages, tools = spell_out(messages, tools, system=self._takes_system), ()
         try:
-            return self._render(messages, tools)
+            if how.continues:
+                return cut(self._render(mark(messages), tools, how), messages)
+            return self._render(messages, tools, how)
         except FAILURES as error:
             raise BadRequest(
                 f"This model's chat template refuses these messages: {error}", param="messages"
@@ -117,15 +113,21 @@ class ChatTemplate:
             return False
 
     def _render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        how: Rendering = USUAL,
     ) -> str:
         template = self._tool_template if tools else self._template
         return template.render(
-            messages=[dict(message) for message in messages],
-            tools=list(tools) or None,
-            documents=None,
-            add_generation_prompt=True,
-            **self._special_tokens,
+            {
+                **how.variables,
+                **self._special_tokens,
+                "messages": [dict(message) for message in messages],
+                "tools": list(tools) or None,
+                "documents": None,
+                "add_generation_prompt": how.begins,
+            }
         )
 
 

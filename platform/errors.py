@@ -8,6 +8,7 @@
     ├── NotFound                  404     invalid_request_error   not_found
     │   └── ModelNotFound         404     invalid_request_error   model_not_found
     ├── MethodNotAllowed          405     invalid_request_error   method_not_allowed
+    ├── BodyTimedOut              408     invalid_request_error   body_timeout
     ├── Conflict                  409     invalid_request_error   conflict
     │   ├── NameConflict          409     invalid_request_error   name_conflict
     │   ├── AliasMoved            409     invalid_request_error   alias_moved
@@ -54,13 +55,14 @@ class ApiError(Exception):
 
     A subclass sets `status`, `type` and `code`; one error may override its `code` and names the
     request's field at fault in `param`. `retry` is what the client should do by itself: True and
-    False are sent as `x-should-retry`, None leaves it to the status.
+    False are sent as `x-should-retry`, None leaves it to the status. `wait_s` is when, if known.
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: str | None = None
     retry: ClassVar[bool | None] = None
+    wait_s: ClassVar[float | None] = None
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.message, self.param = message, param
         self.code = code or type(self).code
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = self.wait_s if retry_after_s is None else retry_after_s
         self._headers = dict(headers or {})
 
     @property
@@ -84,12 +86,7 @@ class ApiError(Exception):
 
     def fields(self) -> dict[str, Any]:
         """The object under "error"."""
-        return {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
         """Send these too, where the error has none of the same name."""
@@ -171,6 +168,12 @@ class MethodNotAllowed(ApiError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
+class BodyTimedOut(ApiError):
+    """The rest of a body did not come; the connection, on which it still might, is closed."""
+
+    status, type, code = 408, "invalid_request_error", "body_timeout"
+
+
 class Conflict(ApiError):
     """The request cannot be reconciled with what is there; sending it again will not help."""
 
@@ -238,10 +241,7 @@ class IdempotencyMismatch(Conflict):
 class StillRunning(Conflict):
     """The same thing is being done for another request; its outcome can be had soon."""
 
-    code, retry = "still_running", True
-
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+    code, retry, wait_s = "still_running", True, 1.0
 
 
 class TooLarge(ApiError):
@@ -357,10 +357,7 @@ class TimedOut(ApiError):
 class Unavailable(ApiError):
     """A part that the request needs is not there now; the same request may work soon."""
 
-    status, code = 503, "unavailable"
-
-    def __init__(self, message: str, *, retry_after_s: float = 2.0) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+    status, code, wait_s = 503, "unavailable", 2.0
 
 
 class EngineUnavailable(Unavailable):

@@ -124,6 +124,10 @@ class Settings(BaseSettings):
     compile_timeout_s: Annotated[
         float, Field(gt=0, description="Seconds an upload may take to be checked and compiled.")
     ] = 300.0
+    body_timeout_s: Annotated[
+        float,
+        Field(gt=0, description="Seconds a body may take to come; of an upload, its next bytes."),
+    ] = 60.0
     request_timeout_s: Annotated[
         float, Field(gt=0, description="Seconds one generation may take from start to end.")
     ] = 600.0

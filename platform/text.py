@@ -123,12 +123,19 @@ class StopStrings:
         self._stops, self._held = stops, ""
         self.hit: str | None = None
 
-    def push(self, text: str) -> str:
-        """Add text; returns what is safe to show. After a hit nothing more is returned."""
+    def push(self, text: str, *, may_end: bool = True) -> str:
+        """Add text; returns what is safe to show. After a hit nothing more is returned.
+
+        Text that may not end it is not searched, but may be the start of a string that later text
+        completes.
+        """
+        if not self._stops:
+            return text
         if self.hit is not None:
             return ""
+        known = len(self._held)
         self._held += text
-        if (found := self._first_match()) is not None:
+        if may_end and (found := self._first_match(known)) is not None:
             start, self.hit = found
             return self._release(start)
         return self._release(len(self._held) - self._undecided())
@@ -141,11 +148,12 @@ class StopStrings:
         shown, self._held = self._held[:count], self._held[count:]
         return shown
 
-    def _first_match(self) -> tuple[int, str] | None:
+    def _first_match(self, known: int) -> tuple[int, str] | None:
+        """Where the first string to end after `known` characters starts."""
         matches = [
             (start + len(stop), start, stop)
             for stop in self._stops
-            if (start := self._held.find(stop)) >= 0
+            if (start := self._held.find(stop, max(0, known + 1 - len(stop)))) >= 0
         ]
         if not matches:
             return None

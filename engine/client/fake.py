@@ -269,6 +269,6 @@ def _script(request: Generate, script: Sequence[int]) -> tuple[tuple[int, ...], 
     """The tokens that a choice says of a script, and why it ends after them."""
     sampling, tokens = request.sampling, tuple(script[: request.sampling.max_tokens])
     for i, token in enumerate(tokens):
-        if token in sampling.stop_token_ids:
+        if token in sampling.stop_token_ids and i >= sampling.min_tokens:
             return tokens[: i + 1], "stop"
     return tokens, "length" if len(script) >= sampling.max_tokens else "stop"

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from loraplex.platform.api.chat_turns import Turned
 from loraplex.platform.api.requests import GenerationRequest
 from loraplex.platform.api.strict import Strict
 from loraplex.platform.api.tools import NotRead, PastCall, Tooled
@@ -93,7 +94,7 @@ class ChatMessage(Strict):
         return self.model_dump(exclude_none=True)
 
 
-class ChatRequest(GenerationRequest, Tooled):
+class ChatRequest(GenerationRequest, Tooled, Turned):
     """POST /v1/chat/completions."""
 
     prompt_param: ClassVar[str] = "messages"
@@ -123,6 +124,15 @@ class ChatRequest(GenerationRequest, Tooled):
                 f"An answer that may call tools cannot be held to {asked[0]} too; set tool_choice "
                 'to "none", or leave it out.',
                 param=asked[0],
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ends_openly(self) -> "ChatRequest":
+        if self.continue_final_message and self.messages[-1].tool_calls:
+            raise BadRequest(
+                "A message that calls tools cannot be continued; leave out continue_final_message.",
+                param="continue_final_message",
             )
         return self
 

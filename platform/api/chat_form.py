@@ -51,7 +51,7 @@ class ChatForm(OpenAIForm):
             reader = self._readers.get(delta.index)
             finish = _reason(delta.finish, reader.calls if reader else 0)
             chunks.append(self._chunk(delta.index, {}, finish))
-        return self._events(chunks)
+        return self._events(chunks, delta.total)
 
     def whole(self, answers: Sequence[Answered], usage: Usage) -> Json:
         """A `chat.completion`."""

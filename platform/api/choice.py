@@ -35,6 +35,7 @@ class Delta(msgspec.Struct, frozen=True):
     tokens: tuple[ShownToken, ...] = ()
     finish: FinishReason | None = None
     stop: str | None = None
+    total: int = 0  # tokens that the choice has by now
 
     def __bool__(self) -> bool:
         """Whether it adds anything."""
@@ -48,6 +49,7 @@ class Choice:
     index: int
     decoder: Decoder
     stops: StopStrings
+    min_tokens: int = 0  # a stop string counts if it ends after so many
     completion_tokens: int = 0
     logprob: float = 0.0  # of all tokens together, where log-probabilities were asked for
     finish: FinishReason | None = None
@@ -83,7 +85,7 @@ class Choice:
                 self._account(chunk.logprobs[i])
             piece = self.decoder.push(token)
             self._decoded += len(piece)
-            text += self.stops.push(piece)
+            text += self.stops.push(piece, may_end=self.completion_tokens > self.min_tokens)
             if self.stops.hit is not None:
                 self.finish = "stop"
                 break
@@ -103,8 +105,13 @@ class Choice:
     def _delta(self, text: str) -> Delta:
         """Tokens go out with their first character; those of a trimmed stop string never do."""
         self._shown += len(text)
+        ready = self._ready() if self._waiting else ()
+        total, stop = self.completion_tokens, self.stops.hit
+        return Delta(self.index, text, ready, self.finish, stop, total)
+
+    def _ready(self) -> tuple[ShownToken, ...]:
         all_shown = self.finish is not None and self.stops.hit is None
         limit = math.inf if all_shown else self._shown
         count = bisect_left(self._waiting, limit, key=lambda token: token.offset)
         ready, self._waiting = self._waiting[:count], self._waiting[count:]
-        return Delta(self.index, text, tuple(ready), self.finish, self.stops.hit)
+        return tuple(ready)

@@ -29,7 +29,8 @@ class CompletionForm(OpenAIForm):
 
     def chunks(self, delta: Delta) -> bytes:
         """One chunk: text, log-probabilities and, on the last one, why it ended."""
-        return self._events([self._envelope([self._choice(delta.index, Answered([delta]))])])
+        choice = self._choice(delta.index, Answered([delta]))
+        return self._events([self._envelope([choice])], delta.total)
 
     def whole(self, answers: Sequence[Answered], usage: Usage) -> Json:
         """A `text_completion`."""

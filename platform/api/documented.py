@@ -38,7 +38,7 @@ TAGS: Final = {
 }
 ALWAYS: Final = {400, 500, 503}
 WITH_KEY: Final = {401, 403}
-WITH_BODY: Final = {409, 413}
+WITH_BODY: Final = {408, 409, 413}
 GENERATING: Final = {404, 409, 429, 504}
 PUBLISHING: Final = {422, 429, 507}
 GENERATION: Final = {"generation", "messages"}  # tags

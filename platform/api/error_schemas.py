@@ -11,6 +11,7 @@ from loraplex.platform.errors import (
     AdapterRejected,
     ApiError,
     BadRequest,
+    BodyTimedOut,
     Conflict,
     EngineUnavailable,
     Forbidden,
@@ -73,6 +74,7 @@ SAMPLES: Final[dict[int, ApiError]] = {
     401: InvalidKey(),
     403: Forbidden("This key lacks the scope admin."),
     404: NotFound("There is nothing of that name, or it is not yours."),
+    408: BodyTimedOut("The body did not come in time: it has 60 s. Send the request again."),
     409: Conflict("It is not as you have seen it. Look at it again, then decide."),
     413: TooLarge("The body is larger than the limit of 4194304 bytes."),
     422: AdapterRejected(
@@ -88,6 +90,7 @@ MEANINGS: Final = {
     401: "There is no key, or it is not valid.",
     403: "The key lacks the scope, or its tenant is suspended.",
     404: "There is no such thing for this caller.",
+    408: "The rest of the body did not come in time; the connection is closed.",
     409: "It cannot be reconciled with what is there.",
     413: "The body is too large.",
     422: "An upload is no adapter for this base; `reasons` has every reason.",

@@ -31,14 +31,17 @@ class Usage:
         """Prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
 
-    def json(self) -> Json:
-        """OpenAI's `usage` object."""
+    def counts(self) -> Json:
+        """OpenAI's `usage` object, as far as it is known before the end."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.total_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+    def json(self) -> Json:
+        """OpenAI's `usage` object."""
+        return self.counts() | {"prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Identity:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     include_usage: bool = False  # in a stream
+    counted: tuple[int, ...] = ()  # tokens of each choice's prompt, where each chunk tells usage
 
     def envelope(self, kind: str, choices: list[Json]) -> Json:
         """An answer, or a part of one, of these choices."""
@@ -133,11 +137,18 @@ class OpenAIForm:
     def _envelope(self, choices: list[Json]) -> Json:
         return self._identity.envelope(self.kind, choices)
 
-    def _events(self, chunks: Sequence[Json]) -> bytes:
-        """With usage asked for, all chunks but the last say that it is not known yet."""
+    def _events(self, chunks: Sequence[Json], total: int = 0) -> bytes:
+        """With usage asked for, all chunks but the last say that it is not known yet.
+
+        Where each is to tell it, it is that of the chunk's choice, which has `total` tokens.
+        """
         if self._identity.include_usage:
-            chunks = [{"usage": None} | chunk for chunk in chunks]
+            chunks = [{"usage": self._so_far(chunk, total)} | chunk for chunk in chunks]
         return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
+
+    def _so_far(self, chunk: Json, total: int) -> Json | None:
+        counted, choices = self._identity.counted, chunk["choices"]
+        return Usage(counted[choices[0]["index"]], total).counts() if counted and choices else None
 
 
 def prompt_json(

@@ -62,7 +62,7 @@ async def create_chat_completion(
     caller = await find_caller(ctx, principal, request_id, body, explain, conversation)
     inputs = await read_chat(ctx, body)
     names = frozenset(tool.function.name for tool in body.callable_tools)
-    form = ChatForm(identify("chatcmpl-", caller, body), ctx.vocabulary, names)
+    form = ChatForm(identify("chatcmpl-", caller, body, inputs), ctx.vocabulary, names)
     return Answer(ctx, make_job(ctx, caller, body, inputs, form))
 
 
@@ -78,5 +78,5 @@ async def create_completion(
     """Continue one prompt or several: texts, or lists of token ids."""
     caller = await find_caller(ctx, principal, request_id, body, explain, conversation)
     inputs = await read_prompts(ctx, body)
-    form = CompletionForm(identify("cmpl-", caller, body), ctx.vocabulary)
+    form = CompletionForm(identify("cmpl-", caller, body, inputs), ctx.vocabulary)
     return Answer(ctx, make_job(ctx, caller, body, inputs, form))

@@ -1,7 +1,7 @@
 """/healthz, /readyz and /metrics: for load balancers and for Prometheus.
 
-The first two are public and say nothing but up or down. Metrics are for an operator's key, or for
-a caller on the same machine, where a scraper that has no key usually runs.
+The first two are public and say nothing but up or down, to HEAD as to GET. Metrics are for an
+operator's key, or for a caller on the same machine, where a scraper that has no key usually runs.
 """
 
 import contextlib
@@ -41,12 +41,14 @@ class Readiness(BaseModel):
     parts: Annotated[dict[str, Literal["ok", "down"]], Field(examples=[{"redis": "ok"}])]
 
 
+@router.head("/healthz", dependencies=[Depends(public)], include_in_schema=False)
 @router.get("/healthz", dependencies=[Depends(public)])
 async def get_health() -> Health:
     """Whether the process lives; nothing else is asked."""
     return Health()
 
 
+@router.head("/readyz", dependencies=[Depends(public)], include_in_schema=False)
 @router.get(
     "/readyz",
     dependencies=[Depends(public)],
@@ -110,7 +112,7 @@ class Scraping(Rule):
 
     async def admit(self, request: Request) -> None:
         """Raise as for an operator's route, unless the caller is on this machine."""
-        if await presented(request) or not _is_local(request):
+        if presented(request) or not _is_local(request):
             await operator.admit(request)
 
     async def __call__(self, _: Bearer, __: Header) -> None:

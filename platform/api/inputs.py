@@ -18,7 +18,7 @@ from loraplex.platform.api.context import Context
 from loraplex.platform.api.forms import Identity
 from loraplex.platform.api.generation import Echo
 from loraplex.platform.api.job import Caller, Inputs, Prompt
-from loraplex.platform.api.requests import CompletionRequest, GenerationRequest
+from loraplex.platform.api.requests import CompletionRequest, GenerationRequest, StreamOptions
 from loraplex.platform.api.structured import guide_of
 from loraplex.platform.api.target import find_target
 from loraplex.platform.api.tools import forced, told
@@ -28,6 +28,7 @@ from loraplex.platform.keys import Principal
 from loraplex.platform.text import Vocabulary, pieces_of
 
 SHORT: Final = 1_000  # characters
+NO_OPTIONS: Final = StreamOptions()
 Inferring = Annotated[Principal, Depends(allow("infer"))]
 Explain = Annotated[
     bool | None,
@@ -52,24 +53,27 @@ async def find_caller(
     return Caller(request_id, principal, tenant_id, target, bool(explain))
 
 
-def identify(prefix: str, caller: Caller, body: GenerationRequest) -> Identity:
+def identify(prefix: str, caller: Caller, body: GenerationRequest, inputs: Inputs) -> Identity:
     """What is the same in all of an answer; its id is the request's under another prefix."""
     _, _, unique = caller.request_id.partition("_")
-    options = body.stream_options
+    options = body.stream_options or NO_OPTIONS
+    counts = (len(prompt.token_ids) for prompt in inputs.prompts for _ in range(body.returned))
     return Identity(
         id=f"{prefix}{unique}",
         model=caller.target.model_id,
         created=int(time.time()),
         logprobs=body.top_logprobs_wanted,
         prompt_logprobs=body.prompt_logprobs,
-        include_usage=bool(options and options.include_usage),
+        include_usage=bool(options.include_usage),
+        counted=tuple(counts) if options.continuous_usage_stats else (),
     )
 
 
 async def read_chat(ctx: Context, body: ChatRequest) -> Inputs:
     """The one prompt that a conversation is, and the form of its answer."""
     length = sum(len(message.content) for message in body.messages)
-    is_quick = length <= SHORT and body.tools is None and not any(body.asked())
+    is_bare = body.tools is None and body.chat_template_kwargs is None
+    is_quick = length <= SHORT and is_bare and not any(body.asked())
     return await _read(ctx, partial(_read_chat, ctx, body), is_quick)
 
 
@@ -90,7 +94,8 @@ def _read_chat(ctx: Context, body: ChatRequest) -> Inputs:
         raise BadRequest(
             "This base has no chat template, so it cannot chat; use /v1/completions.", param="model"
         )
-    text = ctx.template.render([message.told() for message in body.messages], told(body))
+    messages = [message.told() for message in body.messages]
+    text = ctx.template.render(messages, told(body), body.rendering)
     prompt = Prompt(ctx.vocabulary.encode(text, special=False))
     stops = (CLOSE,) if body.callable_tools and body.one_call else ()
     return Inputs([prompt], forced(body) or guide_of(body), stops)

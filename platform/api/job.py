@@ -7,6 +7,7 @@ have. Knows parameters and token ids; refuses to know HTTP and where text came f
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from loraplex.engine.protocol import Generate, Guide, Policy, Sampling
 from loraplex.platform.api.buckets import buckets_of
@@ -36,7 +37,7 @@ class Caller:
     target: Target
     explain: bool = False  # whether they asked by header
 
-    @property
+    @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """Whose limits hold the job."""
         return buckets_of(self.principal, self.tenant_id, self.target.uses)
@@ -147,11 +148,22 @@ def _sampling(
         seed=secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK,
         stop_token_ids=_known_ids(body.stop_token_ids or [], vocab_size, "stop_token_ids"),
         ignore_eos=bool(body.ignore_eos),
+        min_tokens=_min_tokens(body, max_tokens),
         logprobs=_logprobs(body),
         prompt_logprobs=_prompt_logprobs(body),
         guide=guide,
         draft_tokens=body.speculative_tokens,
     )
+
+
+def _min_tokens(body: GenerationRequest, max_tokens: int) -> int:
+    if (asked := body.min_tokens or 0) > max_tokens:
+        raise BadRequest(
+            f"min_tokens is {asked}, but this completion has {max_tokens} tokens at most. "
+            "Lower min_tokens, or let the completion have more.",
+            param="min_tokens",
+        )
+    return asked
 
 
 def _or(value: float | None, default: float) -> float:
@@ -219,4 +231,5 @@ def _choices(
 ) -> list[Choice]:
     ends = () if sampling.ignore_eos else ctx.base.eos_token_ids
     silent = frozenset((*sampling.stop_token_ids, *ends))
-    return [Choice(i, Decoder(ctx.vocabulary, silent), StopStrings(stops)) for i in indices]
+    least = sampling.min_tokens
+    return [Choice(i, Decoder(ctx.vocabulary, silent), StopStrings(stops), least) for i in indices]

@@ -126,14 +126,24 @@ class CountRequest(Strict):
         return {key: value for key, value in data.items() if key not in REFUSED}
 
     @model_validator(mode="after")
-    def _ends_with_the_user(self) -> "CountRequest":
-        if self.messages[-1].role == "assistant":
+    def _can_be_continued(self) -> "CountRequest":
+        if self.prefills and any(block.type == "tool_use" for block in self.messages[-1].content):
             raise BadRequest(
-                "The last of the messages is the assistant's, and prefilled answers are not served "
-                "here; end with a message of the user.",
+                "The last of the messages calls tools; answer its calls in a message of the user.",
                 param="messages",
             )
+        if self.prefills and self.output_config is not None and self.output_config.format:
+            raise BadRequest(
+                "An answer that output_config holds to a form cannot be prefilled; end with a "
+                "message of the user.",
+                param="output_config",
+            )
         return self
+
+    @property
+    def prefills(self) -> bool:
+        """Whether the last message opens the answer, which goes on with it."""
+        return self.messages[-1].role == "assistant"
 
     def chat(self) -> ChatRequest:
         """The chat that is meant; raises `BadRequest` where chats are stricter."""
@@ -146,6 +156,8 @@ class CountRequest(Strict):
             "model": self.model,
             "messages": system + [each for turn in self.messages for each in turn.said()],
         }
+        if self.prefills:
+            said["continue_final_message"] = True
         if self.tools:
             said["tools"] = [tool.said() for tool in self.tools]
         if self.tool_choice is not None:

@@ -33,6 +33,14 @@ REFUSED = {
     "verbosity": "Verbosity is not served here; ask for it in a message instead.",
     "store": "Completions are not stored here; leave store out, or send false.",
     "suffix": "Infilling is not served here; leave suffix out.",
+    "skip_special_tokens": "Special tokens have no text here; leave skip_special_tokens out.",
+    "include_stop_str_in_output": (
+        "A stop string is no part of an answer here; leave include_stop_str_in_output out."
+    ),
+    "truncate_prompt_tokens": (
+        "A prompt is never cut here; send a shorter one, and leave truncate_prompt_tokens out."
+    ),
+    "bad_words": "Words cannot be forbidden here; use logit_bias, and leave bad_words out.",
 }
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
@@ -42,6 +50,9 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "store": (False,),
     "suffix": ("",),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "bad_words": ([],),
 }
 IGNORED = frozenset(  # none of them changes what is answered
     {
@@ -51,6 +62,7 @@ IGNORED = frozenset(  # none of them changes what is answered
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "spaces_between_special_tokens",
     }
 )
 
@@ -74,6 +86,9 @@ class StreamOptions(Strict):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: Annotated[
+        bool | None, Field(description="True: each chunk tells its choice's usage so far.")
+    ] = None
     include_obfuscation: bool | None = None
 
 
@@ -115,6 +130,10 @@ class GenerationRequest(Guided, Several):
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId] | None, Field(max_length=MAX_STOP_TOKENS)] = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
+    min_tokens: Annotated[
+        int | None,
+        Field(ge=0, description="Before so many tokens nothing stops a completion."),
+    ] = None
     prompt_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     priority: Annotated[
         int | None,
@@ -148,6 +167,11 @@ class GenerationRequest(Guided, Several):
         if self.stream_options is not None and not self.stream:
             raise BadRequest(
                 "stream_options is only for streams; set stream to true.", param="stream_options"
+            )
+        options = self.stream_options
+        if options and options.continuous_usage_stats and not options.include_usage:
+            raise BadRequest(
+                "continuous_usage_stats needs include_usage set to true.", param="stream_options"
             )
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequest(

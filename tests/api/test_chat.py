@@ -68,6 +68,7 @@ async def test_every_parameter_reaches_the_engine(world):
         seed=7,
         stop_token_ids=[10],
         ignore_eos=True,
+        min_tokens=2,
         logprobs=True,
         top_logprobs=3,
         max_tokens=5,
@@ -82,6 +83,7 @@ async def test_every_parameter_reaches_the_engine(world):
     assert sampling.logit_bias == ((65, -100.0), (66, 2.5))
     assert (sampling.seed, sampling.stop_token_ids) == (7, (10,))
     assert (sampling.ignore_eos, sampling.logprobs, sampling.max_tokens) == (True, 3, 5)
+    assert sampling.min_tokens == 2
 
 
 async def test_absent_parameters_have_openais_defaults(world):

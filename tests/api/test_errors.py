@@ -164,7 +164,8 @@ async def test_when_redis_is_down_budgets_are_refused_not_waved_through(world, m
         ("/v1/chat/completions", "POST"),
         ("/v1/adapters", "GET, POST"),
         ("/v1/adapters/poet/aliases/prod", "DELETE, PUT"),
-        ("/healthz", "GET"),
+        ("/healthz", "GET, HEAD"),
+        ("/v1/models", "GET"),
     ],
 )
 async def test_a_405_lists_all_methods_of_the_path(world, path, methods):

@@ -15,8 +15,8 @@ from loraplex.platform.text import Decoder, StopStrings, Vocabulary
 def choose(tiny_base):
     vocabulary = Vocabulary(Path(tiny_base.path))
 
-    def make(*stops: str) -> Choice:
-        return Choice(0, Decoder(vocabulary), StopStrings(stops))
+    def make(*stops: str, min_tokens: int = 0) -> Choice:
+        return Choice(0, Decoder(vocabulary), StopStrings(stops), min_tokens)
 
     return make
 
@@ -40,6 +40,14 @@ def test_a_stop_string_inside_a_chunk_ends_it_there(choose):
     assert (first.text, last.text, last.finish) == ("go ", "", "stop")
     assert [len(delta.tokens) for delta in (first, last)] == [3, 0]
     assert choice.completion_tokens == 7  # what came after the stop string is not charged
+
+
+@pytest.mark.parametrize(("least", "tokens"), [(3, 4), (4, 8), (7, 8), (8, 12)])
+def test_a_stop_string_counts_where_it_is_complete_after_min_tokens(choose, least, tokens):
+    choice = choose("STOP", min_tokens=least)
+    deltas = [choice.take(chunk(text)) for text in ("STO", "PSTO", "PSTOP", "!")]
+    assert "".join(delta.text for delta in deltas) == "STOP" * (tokens // 4 - 1)
+    assert (choice.completion_tokens, choice.finish) == (tokens, "stop")
 
 
 def test_what_was_held_back_comes_with_the_end(choose):

@@ -1,6 +1,7 @@
 """Health, metrics, the first page, and the description of all routes."""
 
 import anyio
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -33,6 +34,19 @@ async def test_readiness_names_each_part(world):
     }
     assert down.status_code == 503
     assert down.json()["parts"] == {"database": "ok", "redis": "ok", "engine": "down"}
+
+
+async def test_head_answers_as_get_without_a_body(world):
+    async with world.listening() as url, httpx.AsyncClient(base_url=url) as client:
+        for engine, status in ((world.engine.revive, 200), (world.engine.die, 503)):
+            engine()
+            for path, expected in (("/healthz", 200), ("/readyz", status)):
+                head, get = await client.head(path), await client.get(path)
+                assert (head.status_code, head.content) == (get.status_code, b"")
+                assert head.status_code == expected
+                assert head.headers["content-length"] == get.headers["content-length"]
+        refused = await client.post("/healthz")
+    assert refused.headers["allow"] == "GET, HEAD"
 
 
 async def test_a_part_that_does_not_answer_is_down(world, monkeypatch):

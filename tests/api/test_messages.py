@@ -16,6 +16,11 @@ WEATHER = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 
+PREFILL = {"role": "assistant", "content": "Once upon"}
+CALL = {"type": "tool_use", "id": "c", "name": "weather", "input": {}}
+CALLING = {"role": "assistant", "content": [CALL]}
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
+
 
 def body_of(**fields):
     return {"model": "tiny-base", "max_tokens": 200, "messages": HELLO} | fields
@@ -60,6 +65,18 @@ async def test_a_message(world):
     assert body["id"].startswith("msg_")
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
     assert answer.headers["x-loraplex-cached-tokens"] == "6"
+
+
+async def test_an_answer_goes_on_with_what_is_prefilled(world):
+    world.engine.tokens = list(b" a time")
+    answer = await ask(world, messages=[*HELLO, PREFILL])
+    assert answer.json()["content"] == [{"type": "text", "text": " a time"}]
+    prompt = b"user:Hello\nassistant:Once upon"
+    assert bytes(world.engine.requests[0].token_ids) == prompt
+    async with world.client() as client:
+        asked = {"model": "tiny-base", "messages": [*HELLO, PREFILL]}
+        counted = await client.post("/v1/messages/count_tokens", json=asked)
+    assert counted.json() == {"input_tokens": len(prompt)}
 
 
 async def test_a_stream_has_anthropics_events_in_their_order(world):
@@ -256,7 +273,8 @@ async def test_an_adapter_is_named_by_model(world):
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"messages": []}, "messages"),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "So"}]}, "messages"),
+        ({"messages": [*HELLO, CALLING], "tools": [WEATHER]}, "messages"),
+        ({"messages": [*HELLO, PREFILL], "output_config": {"format": FORM}}, "output_config"),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),
         (

@@ -41,10 +41,15 @@ BAD_VALUES = [
     ("max_tokens", -5),
     ("max_tokens", HUGE),
     ("max_tokens", "many"),
+    ("min_tokens", -1),
+    ("min_tokens", 5),
+    ("min_tokens", HUGE),
+    ("min_tokens", True),
     ("n", 0),
     ("n", 9),
     ("stream", "yes"),
     ("stream_options", {"include_usage": True}),
+    ("stream_options", {"continuous_usage_stats": True}),
     ("user", 7),
     ("metadata", "x"),
     ("model", ""),
@@ -76,6 +81,10 @@ BAD_VALUES = [
     ("nonsense", 1),
     ("modalities", ["audio"]),
     ("store", True),
+    ("skip_special_tokens", False),
+    ("include_stop_str_in_output", True),
+    ("truncate_prompt_tokens", 5),
+    ("bad_words", ["no"]),
     ("reasoning_effort", "high"),
 ]
 BAD_NESTED = [
@@ -96,6 +105,7 @@ BAD_NESTED = [
     ("structured_outputs.nonsense", "structured_outputs", {"nonsense": 1}),
     ("guided_choice.1", "guided_choice", ["a", ""]),
 ]
+CALL = {"name": "f", "arguments": "{}"}
 BAD_CHAT = [
     ("messages", "messages", []),
     ("messages", "messages", "Hi"),
@@ -140,6 +150,16 @@ BAD_CHAT = [
     ("tool_choice", "tool_choice", "any"),
     ("tool_choice", "tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("parallel_tool_calls", "parallel_tool_calls", 1),
+    ("add_generation_prompt", "add_generation_prompt", 1),
+    ("continue_final_message", "continue_final_message", "yes"),
+    ("chat_template_kwargs", "chat_template_kwargs", "thinking"),
+    ("chat_template_kwargs", "chat_template_kwargs", {"messages": []}),
+    ("chat_template_kwargs", "chat_template_kwargs", {"add_generation_prompt": False}),
+    ("chat_template_kwargs", "chat_template_kwargs", {"bos_token": "<s>"}),
+    ("chat_template_kwargs", "chat_template_kwargs", {"_private": 1}),
+    ("chat_template_kwargs", "chat_template_kwargs", {"a" * 65: 1}),
+    ("chat_template_kwargs", "chat_template_kwargs", {"long": "x" * 16_384}),
+    ("chat_template_kwargs", "chat_template_kwargs", {f"v{i}": i for i in range(65)}),
     ("echo", "echo", True),
     ("functions", "functions", [{}]),
     ("max_tokens", "max_completion_tokens", 5),
@@ -191,6 +211,17 @@ async def test_what_a_chat_cannot_be_is_refused(world):
     assert await refusals(world, "/v1/chat/completions", CHAT, BAD_CHAT) == []
 
 
+CALLING = [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": CALL}]}]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"add_generation_prompt": True}, {"messages": CALLING}], ids=["both", "calls"]
+)
+async def test_what_cannot_be_continued_is_refused(world, fields):
+    case = ("continue_final_message", "continue_final_message", True)
+    assert await refusals(world, "/v1/chat/completions", CHAT | fields, [case]) == []
+
+
 async def test_what_a_completion_cannot_be_is_refused(world):
     assert await refusals(world, "/v1/completions", PLAIN, BAD_PLAIN) == []
 
@@ -209,6 +240,7 @@ UNFIT = [
     ("best_of", {"n": 3, "best_of": 2}),
     ("best_of", {"n": 1, "best_of": 2, "stream": True}),
     ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
+    ("stream_options", {"stream": True, "stream_options": {"continuous_usage_stats": True}}),
     ("use_beam_search", {"use_beam_search": True}),
     ("stream", {**BEAMS, "n": 2, "stream": True}),
     ("temperature", {**BEAMS, "temperature": 0.5}),
@@ -245,13 +277,14 @@ async def test_numbers_that_json_does_not_have_are_refused(world, number):
     assert answer.json()["error"]["param"] == "temperature"
 
 
-async def test_a_schema_with_such_a_number_is_refused(world):
-    text = json.dumps(CHAT)[:-1] + ', "guided_json": {"maximum": NaN}}'
+@pytest.mark.parametrize("field", ["guided_json", "chat_template_kwargs"])
+async def test_an_object_with_such_a_number_is_refused(world, field):
+    text = json.dumps(CHAT)[:-1] + f', "{field}": {{"maximum": NaN}}}}'
     async with world.client() as client:
         answer = await client.post(
             "/v1/chat/completions", content=text, headers={"content-type": "application/json"}
         )
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "guided_json")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
 async def test_half_of_a_character_is_refused_and_not_echoed(world):
@@ -272,6 +305,10 @@ HARMLESS = {
     "prediction": {"type": "content", "content": "Hi"},
     "modalities": ["text"],
     "store": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": False,
+    "include_stop_str_in_output": False,
+    "bad_words": [],
     "reasoning_effort": "none",
     "verbosity": "medium",
 }

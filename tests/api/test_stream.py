@@ -85,6 +85,23 @@ async def test_usage_comes_last_and_is_null_before(world):
     assert last["usage"]["total_tokens"] == last["usage"]["prompt_tokens"] + 3
 
 
+@pytest.mark.parametrize(("path", "n"), [(CHAT, 2), (PLAIN, 1), (PLAIN, 2)])
+async def test_usage_comes_with_every_chunk(world, path, n):
+    world.engine.tokens = list(b"Hey")
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {} if path == CHAT else {"prompt": ["ab", "abc"]}
+    (*chunks, last, _), _ = await stream(world, path, n=n, stream_options=options, **asked)
+    lengths = {request.request_id: len(request.token_ids) for request in world.engine.requests}
+    prompts = [lengths[name] for name in sorted(lengths) for _ in range(n)]
+    for index, prompt in enumerate(prompts):
+        told = [c["usage"] for c in chunks if c["choices"][0]["index"] == index]
+        totals = [usage["completion_tokens"] for usage in told]
+        assert totals == ([0, 1, 2, 3, 3] if path == CHAT else [1, 2, 3])
+        assert all(usage["prompt_tokens"] == prompt for usage in told)
+        assert all(usage["total_tokens"] == prompt + usage["completion_tokens"] for usage in told)
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 3 * len(prompts)
+
+
 async def test_usage_is_counted_whether_or_not_it_is_asked_for(world):
     world.engine.tokens = list(b"Hey")
     await stream(world)

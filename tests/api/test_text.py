@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from loraplex.platform.chat_template import ChatTemplate
 from loraplex.platform.errors import BadRequest
+from loraplex.platform.rendering import Rendering
 from loraplex.platform.text import Decoder, StopStrings, Vocabulary
 
 CHATS = [
@@ -73,6 +74,52 @@ def test_a_template_renders_as_transformers_renders_it(reference, name):
             chat, chat_template=source, add_generation_prompt=True, tokenize=False
         )
         assert template.render(chat) == expected
+
+
+SPACED = [[*CHATS[0], {"role": "assistant", "content": text}] for text in ("So ", " So\n", "")]
+
+
+@pytest.mark.parametrize("name", [None, *TEMPLATES])
+def test_a_prompt_ends_as_transformers_ends_it(demo_base, reference, name):
+    template = ChatTemplate.load(Path(demo_base.path))
+    source = TEMPLATES[name] if name else None
+    if source:
+        specials = reference.special_tokens_map
+        template = ChatTemplate(source, {k: v for k, v in specials.items() if isinstance(v, str)})
+    asked = {"chat_template": source, "tokenize": False}
+    for chat in CHATS + SPACED:
+        plain = reference.apply_chat_template(chat, add_generation_prompt=False, **asked)
+        assert template.render(chat, (), Rendering(begins=False)) == plain
+        try:
+            expected = reference.apply_chat_template(chat, continue_final_message=True, **asked)
+        except ValueError:
+            expected = None
+        try:
+            found = template.render(chat, (), Rendering(begins=False, continues=True))
+        except BadRequest:
+            found = None
+        assert found == expected
+
+
+def test_a_message_is_continued_behind_tools_that_its_template_has_no_place_for():
+    template = ChatTemplate("{% for m in messages %}[{{ m.content }}]{% endfor %}", {})
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    text = template.render(chat, tools, Rendering(begins=False, continues=True))
+    assert text.startswith("[You may call") and text.endswith("[a][b")
+
+
+def test_a_template_finds_variables_but_none_of_its_own_is_changed(reference):
+    source = "{{ bos_token }}{% if thinking %}{{ budget + 1 }}{% endif %}{{ messages | length }}"
+    variables = {"thinking": True, "budget": 4}
+    expected = reference.apply_chat_template(
+        CHATS[0], chat_template=source, tokenize=False, **variables
+    )
+    template = ChatTemplate(source, {"bos_token": reference.bos_token})
+    told = Rendering(variables=variables | {"messages": [], "bos_token": "", "self": 1})
+    assert template.render(CHATS[0], (), told) == expected
+    with pytest.raises(BadRequest):
+        template.render(CHATS[0], (), Rendering(variables=variables | {"budget": "x"}))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +253,26 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_split(pieces, stops):
         assert expected.startswith(shown)  # nothing shown is ever taken back
     shown += stopping.flush()
     assert (shown, stopping.hit) == (expected, hit)
+
+
+@given(
+    early=st.text("abc", max_size=8),
+    late=st.text("abc", max_size=8),
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple),
+)
+def test_a_stop_string_may_begin_in_text_that_may_not_end(early, late, stops):
+    stopping = StopStrings(stops)
+    shown = "".join(stopping.push(char, may_end=False) for char in early)
+    assert stopping.hit is None
+    shown += "".join(map(stopping.push, late)) + stopping.flush()
+    ends = range(len(early) + 1, len(early + late) + 1)
+    heads = [(early + late)[:end] for end in ends]
+    text = next((head for head in heads if head.endswith(stops)), None)
+    if text is None:
+        assert (shown, stopping.hit) == (early + late, None)
+    else:
+        longest = max((stop for stop in stops if text.endswith(stop)), key=len)
+        assert (shown, stopping.hit) == (text.removesuffix(longest), longest)
 
 
 @given(text=st.text("ab", max_size=30), stop=st.text("ab", min_size=1, max_size=5))

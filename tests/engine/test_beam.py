@@ -45,7 +45,12 @@ def run(model: transformers.LlamaForCausalLM, search: BeamSearch) -> list[Hypoth
 
 
 def generate(
-    model: transformers.LlamaForCausalLM, beams: Beams, choices: int, ends: list[int], most: int
+    model: transformers.LlamaForCausalLM,
+    beams: Beams,
+    choices: int,
+    ends: list[int],
+    most: int,
+    least: int,
 ) -> tuple[list[tuple[int, ...]], list[float]]:
     """Transformers' hypotheses, without the padding behind their ends, and their scores."""
     found = model.generate(
@@ -57,6 +62,7 @@ def generate(
         early_stopping=beams.early_stopping,
         do_sample=False,
         max_new_tokens=most,
+        min_new_tokens=least or None,
         eos_token_id=ends or None,
         pad_token_id=ends[0] if ends else None,
         return_dict_in_generate=True,
@@ -77,9 +83,10 @@ def test_equals_transformers(model, ends, early_stopping):
     reasons = set()
     for (width, choices), penalty in product([(2, 1), (3, 3), (5, 4)], [-0.5, 0.0, 1.0, 2.0]):
         beams = Beams(width, penalty, early_stopping)
-        for most in (1, 9):
-            found = run(model, BeamSearch(beams, choices, tuple(ends), most))
-            tokens, scores = generate(model, beams, choices, ends, most)
+        for most, least in ((1, 0), (9, 0), (9, 4), (9, 9)):
+            barred = {"barred": frozenset(ends), "min_tokens": least}
+            found = run(model, BeamSearch(beams, choices, tuple(ends), most, **barred))
+            tokens, scores = generate(model, beams, choices, ends, most, least)
             assert [hypothesis.tokens for hypothesis in found] == tokens
             assert [hypothesis.score for hypothesis in found] == pytest.approx(scores, rel=1e-5)
             for hypothesis in found:
@@ -124,6 +131,14 @@ def test_the_search_goes_on_while_a_beam_may_beat_the_worst():
     assert len(search.advance([logs((A, 0.9), (END, 0.1)), logs((A, 0.9), (END, 0.1))])) == 2
     assert search.advance([logs((A, 0.9), (END, 0.1)), logs((A, 0.9), (END, 0.1))]) == []
     assert [found.reason for found in search.results()] == ["length", "length"]
+
+
+def test_a_barred_token_that_is_no_end_comes_later():
+    search = BeamSearch(Beams(2), 1, (), 5, barred=frozenset({A}), min_tokens=1)
+    assert search.tops == 3
+    likeliest = logs((A, 0.6), (B, 0.3), (END, 0.1))
+    assert [token for _, token, _ in search.advance([likeliest])] == [B, END]
+    assert [token for _, token, _ in search.advance([likeliest] * 2)] == [A, B]
 
 
 def test_ends_alone_leave_no_beam():

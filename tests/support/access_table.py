@@ -29,7 +29,9 @@ def to(*needs: str, body: Any = None, **query: str) -> Row:
 TABLE: dict[tuple[str, str], Row] = {
     ("GET", "/"): to(PUBLIC),
     ("GET", "/healthz"): to(PUBLIC),
+    ("HEAD", "/healthz"): to(PUBLIC),
     ("GET", "/readyz"): to(PUBLIC),
+    ("HEAD", "/readyz"): to(PUBLIC),
     ("GET", "/openapi.json"): to(PUBLIC),
     ("HEAD", "/openapi.json"): to(PUBLIC),
     ("GET", "/static"): to(PUBLIC),
