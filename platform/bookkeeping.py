@@ -18,7 +18,7 @@ import msgspec
 from loraplex.platform.db.session import Database
 from loraplex.platform.errors import LimiterDown, Unavailable
 from loraplex.platform.limit_scripts import Abandoned
-from loraplex.platform.limits import Limiter
+from loraplex.platform.limits import Admission, Limiter
 from loraplex.platform.usage import SERVER_DIED, Entry, decoded, record, record_all
 from loraplex.platform.usage_journal import Journal
 
@@ -35,6 +35,7 @@ class Books:
 
     def __init__(self, db: Database, limiter: Limiter, journal: Journal) -> None:
         self._db, self._limiter, self._journal = db, limiter, journal
+        self._settling: set[asyncio.Task[None]] = set()
         self._waiting: list[Entry] = []
         self._writing = anyio.Lock()
         self._writer: asyncio.Task[None] | None = None
@@ -48,11 +49,32 @@ class Books:
     async def close(self) -> None:
         """Write everything, look for leftovers once more, then no longer."""
         self._closing.set()
+        await self._settled()
         for task in (self._task, self._writer):
             if task is not None:
                 await task
         await self.flush()
         await self.tidy()
+
+    async def settle(self, admission: Admission, entry: Entry) -> None:
+        """Charge an ended request and have it recorded; raises nothing.
+
+        Returns when the charge is on its way to Redis, not when it is there: what this process asks
+        next, for whomever, is decided after it.
+        """
+        task = asyncio.create_task(self._settle(admission, entry))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+        await asyncio.sleep(0)  # until then the task has sent it, where Redis is there
+
+    async def _settle(self, admission: Admission, entry: Entry) -> None:
+        """Who is killed in between leaves the request to be found, whole."""
+        try:
+            used = entry.prompt_tokens + entry.completion_tokens
+            await self._limiter.settle(admission, used, note=entry.encoded())
+        except Exception:
+            log.exception("request %s was not settled", entry.request_id)
+        await self.record(entry)
 
     async def record(self, entry: Entry) -> None:
         """Have a settled request's entry written within a moment; raises nothing.
@@ -68,7 +90,8 @@ class Books:
             self._writer = asyncio.create_task(self._write_soon())
 
     async def flush(self) -> None:
-        """Write what was recorded until now, to the ledger or to the journal; raises nothing."""
+        """Write what has ended until now, to the ledger or to the journal; raises nothing."""
+        await self._settled()
         async with self._writing:
             left = len(self._waiting)
             while left > 0:
@@ -77,6 +100,10 @@ class Books:
                 await self._forget(batch)
                 del self._waiting[: len(batch)]
                 left -= len(batch)
+
+    async def _settled(self) -> None:
+        if self._settling:
+            await asyncio.wait(set(self._settling))
 
     async def _write_soon(self) -> None:
         while self._waiting:

@@ -79,23 +79,24 @@ class Redaction(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through, redacted."""
-        record.msg, record.args = self._redact(_message(record)), ()
+        record.msg, record.fields = self._cleaned(_message(record), _fields(record))
+        record.args = ()
         if record.exc_info and not record.exc_text:
             record.exc_text = "".join(traceback.format_exception(*record.exc_info)).rstrip()
         if record.exc_text:
             record.exc_text = self._redact(record.exc_text)
         if record.stack_info:
             record.stack_info = self._redact(record.stack_info)
-        record.fields = self._clean(_fields(record))
         return True
 
-    def _clean(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def _cleaned(self, message: str, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Look once through all texts, since there is hardly ever a secret in one."""
         texts = {name: value for name, value in fields.items() if isinstance(value, str)}
-        together = "\n".join(texts.values())
+        together = "\n".join((message, *texts.values()))
         if self._redact(together) == together:
-            return fields
-        return fields | {name: self._redact(text) for name, text in texts.items()}
+            return message, fields
+        clean = {name: self._redact(text) for name, text in texts.items()}
+        return self._redact(message), fields | clean
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -153,12 +154,19 @@ def handler_of(form: LogFormat, redactor: Redactor, stream: TextIO) -> logging.H
 
 def configure(form: LogFormat, level: LogLevel, redactor: Redactor) -> None:
     """Send all records, and warnings, to standard error in this form; nothing goes elsewhere."""
+    _leave_out_what_no_line_has()
     root = logging.getLogger()
     root.handlers[:] = [handler_of(form, redactor, sys.stderr)]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
     for name in CHATTY:
         logging.getLogger(name).setLevel("DEBUG" if level == "debug" else "WARNING")
+
+
+def _leave_out_what_no_line_has() -> None:
+    """The caller's frame, thread, process and task, as Python's logging HOWTO says to do it."""
+    for name in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing", "logAsyncioTasks"):
+        setattr(logging, name, None)
 
 
 def relay(line: str) -> None:

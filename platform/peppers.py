@@ -12,15 +12,15 @@ class Peppers:
     """The newest pepper, and older ones, under which hashes may still be stored."""
 
     def __init__(self, newest: bytes, old: Sequence[bytes] = ()) -> None:
-        self._newest, self._old = newest, tuple(old)
+        self._keyed = [hmac.new(pepper, digestmod="sha256") for pepper in (newest, *old)]
 
     def digest(self, text: str) -> str:
         """The hash under the newest pepper, in 64 hexadecimal digits."""
-        return _digest(self._newest, text)
+        return _digest(self._keyed[0], text)
 
     def digests(self, text: str) -> list[str]:
         """The hashes under every pepper, the newest first."""
-        return [_digest(pepper, text) for pepper in (self._newest, *self._old)]
+        return [_digest(keyed, text) for keyed in self._keyed]
 
     def verify(self, text: str, digest: str) -> bool:
         """Whether `digest` is the text's under any pepper, in a time that tells nothing of it."""
@@ -28,5 +28,7 @@ class Peppers:
         return any(matches)
 
 
-def _digest(pepper: bytes, text: str) -> str:
-    return hmac.digest(pepper, text.encode(), "sha256").hex()
+def _digest(keyed: hmac.HMAC, text: str) -> str:
+    mac = keyed.copy()
+    mac.update(text.encode())
+    return mac.hexdigest()

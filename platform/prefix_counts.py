@@ -3,7 +3,7 @@
 Knows what the engine says of a finished request; refuses to know Redis and which blocks there are.
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from loraplex.engine.protocol import Finished
@@ -23,7 +23,14 @@ class Counts:
     evicted_blocks: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+        return Counts(
+            self.requests + other.requests,
+            self.hits + other.hits,
+            self.queried_tokens + other.queried_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.saved_us + other.saved_us,
+            self.evicted_blocks + other.evicted_blocks,
+        )
 
     @property
     def hit_rate(self) -> float:

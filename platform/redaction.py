@@ -5,7 +5,6 @@ is hidden rather than too little: a log line is for finding a fault, not for cop
 """
 
 import re
-from collections.abc import Callable
 from typing import Final
 from urllib.parse import quote
 
@@ -17,30 +16,43 @@ _NAMES = (
     r"|api[-_]?key|(?:access|secret|private|account)[-_]?key"
     r"|(?:access|auth|refresh|security|session)[-_]?token|signature|sig)"
 )
-_Replace = Callable[[re.Match[str]], str]
-_RULES: Final[tuple[tuple[re.Pattern[str], str | _Replace], ...]] = (
+_Rule = tuple[tuple[str, ...], re.Pattern[str], str]
+_RULES: Final[tuple[_Rule, ...]] = (  # each is slow, so for text with one of its marks
     # keys of ours, also percent-encoded, and tokens of services that we call
-    (re.compile(r"(lpx(?:_|%5[fF]))[0-9A-Za-z]{8,}"), rf"\1{HIDDEN}"),
-    (re.compile(r"\b(hf_|sk-|gh[pousr]_|AKIA)[0-9A-Za-z_-]{12,}"), rf"\1{HIDDEN}"),
+    (("lpx",), re.compile(r"(lpx(?:_|%5[fF]))[0-9A-Za-z]{8,}"), rf"\1{HIDDEN}"),
+    (
+        ("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "akia"),
+        re.compile(r"\b(hf_|sk-|gh[pousr]_|AKIA)[0-9A-Za-z_-]{12,}"),
+        rf"\1{HIDDEN}",
+    ),
     # scheme://user:password@host
-    (re.compile(r"(://[^\s/:@'\"<>]*):[^\s/'\"<>]+@"), rf"\1:{HIDDEN}@"),
-    (re.compile(r"\b(bearer)\s+[^\s'\",;]+", re.IGNORECASE), rf"\1 {HIDDEN}"),
-    (re.compile(r"\b(basic)\s+[0-9A-Za-z+/=_-]{8,}", re.IGNORECASE), rf"\1 {HIDDEN}"),
+    (("://",), re.compile(r"(://[^\s/:@'\"<>]*):[^\s/'\"<>]+@"), rf"\1:{HIDDEN}@"),
+    (("bearer",), re.compile(r"\b(bearer)\s+[^\s'\",;]+", re.IGNORECASE), rf"\1 {HIDDEN}"),
+    (
+        ("basic",),
+        re.compile(r"\b(basic)\s+[0-9A-Za-z+/=_-]{8,}", re.IGNORECASE),
+        rf"\1 {HIDDEN}",
+    ),
+    # name: value, name=value, 'name': 'value', (b'name', b'value')
+    (
+        (":", "=", ","),
+        re.compile(
+            rf"({_NAMES}(?:\\?['\"])?\s*(?:[:=]|(?<=['\"])\s*,)\s*b?)"
+            r"(?:\\?\"[^\"]*\"|\\?'[^']*'|SecretStr\([^)]*\)|[^\s,;&'\"]+)",
+            re.IGNORECASE,
+        ),
+        rf"\1{HIDDEN}",
+    ),
 )
-# name: value, name=value, 'name': 'value', (b'name', b'value'); slow, so for text with its marks
-_NAMED: Final = re.compile(
-    rf"({_NAMES}(?:\\?['\"])?\s*(?:[:=]|(?<=['\"])\s*,)\s*b?)"
-    r"(?:\\?\"[^\"]*\"|\\?'[^']*'|SecretStr\([^)]*\)|[^\s,;&'\"]+)",
-    re.IGNORECASE,
-)
-_MARK: Final = re.compile("[:=,]")
 
 
 def redact(text: str) -> str:
     """The same text without what looks like a secret."""
-    for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
-    return _NAMED.sub(rf"\1{HIDDEN}", text) if _MARK.search(text) else text
+    lowered = text.lower() if text.isascii() else None  # other letters may fold to a mark's
+    for marks, pattern, replacement in _RULES:
+        if lowered is None or any(mark in lowered for mark in marks):
+            text = pattern.sub(replacement, text)
+    return text
 
 
 class Redactor:

@@ -5,6 +5,7 @@ one scope is never found under another. This file knows tenants and what the ope
 refuses to know the cache.
 """
 
+import functools
 import hmac
 
 
@@ -18,6 +19,7 @@ class Scopes:
 
     def __init__(self, secret: bytes, share_base: bool, share_public: bool) -> None:
         self._secret = secret
+        self._digest = functools.lru_cache(maxsize=4096)(self._digested)
         self._share_base, self._share_public = share_base, share_public
 
     def of(self, tenant_id: str, image: str | None, public: bool) -> str:
@@ -29,5 +31,5 @@ class Scopes:
             return self._digest("shared", "")
         return self._digest("tenant", tenant_id)
 
-    def _digest(self, kind: str, name: str) -> str:
-        return hmac.new(self._secret, f"{kind}\0{name}".encode(), "sha256").hexdigest()
+    def _digested(self, kind: str, name: str) -> str:
+        return hmac.digest(self._secret, f"{kind}\0{name}".encode(), "sha256").hex()

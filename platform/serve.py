@@ -28,10 +28,12 @@ from loraplex.platform.boot import BASE_NAME, StartError
 from loraplex.platform.console import LoggedSteps, Report, Steps
 from loraplex.platform.credentials import Credentials
 from loraplex.platform.drain import Drain
+from loraplex.platform.huge_pages import use_huge_pages
 from loraplex.platform.key_cache import KeyCache
 from loraplex.platform.keys import KeyRing
 from loraplex.platform.redaction import Redactor
 from loraplex.platform.settings import Settings
+from loraplex.platform.slow_head import PromptHead
 from loraplex.platform.upload_desk import Uploads
 
 CUT_S = 5  # seconds for requests that are told that their time is over
@@ -198,7 +200,7 @@ class House:
     async def _serve(self, app: FastAPI, listener: socket, lines: list[str]) -> None:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=PromptHead,
             ws="none",
             log_config=None,
             access_log=False,
@@ -207,6 +209,7 @@ class House:
         )
         gc.collect()
         gc.freeze()  # what a start made stays: looking through it again and again is for nothing
+        use_huge_pages()
         self._server = Server(config, lambda: self._announce(lines))
         await self._server.serve([listener])
 

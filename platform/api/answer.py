@@ -2,14 +2,16 @@
 
 Lease, engine requests and answer live in one function's scope: however it is left (answered,
 refused, disconnected, cancelled), the engine requests are aborted, what was generated is charged
-and the lease is given back; and all that before the last byte is sent, so that a caller's next
-request finds its limits free. Refuses to know how answers are shaped.
+and the lease is given back; and all that is sent to Redis before the last byte is to the caller,
+whose next request so finds its limits free. Refuses to know how answers are shaped.
 """
 
 import time
+from collections.abc import Mapping
 
+import msgspec
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from loraplex.platform.api.beside import while_connected
@@ -19,7 +21,7 @@ from loraplex.platform.api.explain import Facts, as_headers, moments, timings, w
 from loraplex.platform.api.forms import Answered, Json, Usage
 from loraplex.platform.api.generation import Generation
 from loraplex.platform.api.job import Job
-from loraplex.platform.api.lease import admitted
+from loraplex.platform.api.lease import Lease, admitted, count
 from loraplex.platform.api.target import Target
 from loraplex.platform.errors import ApiError
 
@@ -30,23 +32,35 @@ STREAM_HEADERS = {
 
 
 class Answer(Response):
-    """The response to a generating request; nothing is admitted or run before it is called."""
+    """The response to a generating request; nothing is admitted or run before it is called.
+
+    What else a `Response` has, a status and headers, is known only then.
+    """
+
+    background = None
 
     def __init__(self, ctx: Context, job: Job) -> None:
-        super().__init__()
         self._ctx, self._job = ctx, job
         self._generation = Generation(ctx.engine, job.runs)
         self._choices = sum(len(run.choices) for run in job.runs)
         self._deltas: list[list[Delta]] = [[] for _ in range(self._choices)]
         self._own_headers: dict[str, str] = {}  # beside those of the server
+        self._lease: Lease | None = None
         self._started = False  # whether the response's head is sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit, run and answer; raises `ApiError` while nothing has been sent."""
-        send = _telling(send)
         try:
-            async with admitted(self._ctx, self._job, self._generation) as admission:
-                self._own_headers = admission.headers | as_headers(weights(self._target))
+            await self._answer(receive, _telling(send))
+        finally:  # behind the last byte, which need not wait for it
+            if self._lease is not None:
+                count(self._ctx, self._job, self._lease.entry)
+
+    async def _answer(self, receive: Receive, send: Send) -> None:
+        try:
+            async with admitted(self._ctx, self._job, self._generation) as self._lease:
+                limits = self._lease.admission.headers
+                self._own_headers = limits | as_headers(weights(self._target))
                 async with while_connected(receive):
                     await self._run_in_time(send)
         except ApiError as error:
@@ -58,7 +72,7 @@ class Answer(Response):
             ending = self._job.form.ending(self._usage(), self._explained())
             await _send_body(send, ending, more=False)
         else:
-            await self._whole()(scope, receive, send)
+            await self._send_whole(send)
 
     @property
     def _target(self) -> Target:
@@ -78,32 +92,37 @@ class Answer(Response):
                 if first:
                     self._ctx.metrics.observe_first_token(time.monotonic() - began)
                     first = False
-                await self._take(delta, send)
+                if self._job.stream:
+                    await self._pass_on(delta, send)
+                else:
+                    self._deltas[delta.index].append(delta)
 
-    async def _take(self, delta: Delta, send: Send) -> None:
-        if not self._job.stream:
-            self._deltas[delta.index].append(delta)
-            return
+    async def _pass_on(self, delta: Delta, send: Send) -> None:
         chunks = self._job.form.chunks(delta)
         if not self._started:
-            await self._start(send)
+            await self._start(send, STREAM_HEADERS)
             chunks = self._job.form.opening(self._choices) + chunks
         await _send_body(send, chunks)
 
-    async def _start(self, send: Send) -> None:
-        headers = STREAM_HEADERS | self._own_headers
+    async def _start(self, send: Send, headers: Mapping[str, str]) -> None:
+        headers = {**headers, **self._own_headers}
         raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         self._started = True
 
-    def _whole(self) -> Response:
+    async def _send_whole(self, send: Send) -> None:
+        body = msgspec.json.encode(self._whole())
+        headers = {"content-type": "application/json", "content-length": str(len(body))}
+        await self._start(send, headers | as_headers(self._timings()))
+        await _send_body(send, body, more=False)
+
+    def _whole(self) -> Json:
         answers = [
             Answered(self._deltas[choice.index], run.prompt_logprobs)
             for run in self._job.runs
             for choice in run.best(self._job.returned)
         ]
-        body = self._job.form.whole(answers, self._usage()) | self._explained()
-        return JSONResponse(body, headers=self._own_headers | as_headers(self._timings()))
+        return self._job.form.whole(answers, self._usage()) | self._explained()
 
     def _timings(self) -> Facts:
         return timings(self._job.runs[0].finished, self._generation.cached_tokens)

@@ -47,17 +47,18 @@ async def identify(request: Request) -> Principal:
     """
     known: Principal | None = getattr(request.state, "principal", None)
     if known is None:
-        found, ctx = await presented(request), get_context(request)
+        found, ctx = presented(request), get_context(request)
         secret = found.pop() if len(found) == 1 else None
         known = request.state.principal = await ctx.keys.authenticate(ctx.db, secret)
         note_caller(known.tenant_id, known.key_id)
     return known
 
 
-async def presented(request: Request) -> set[str]:
+def presented(request: Request) -> set[str]:
     """The keys that a request presents, in either header."""
-    bearer, header = await _bearer(request), await _header(request)
-    return {bearer.credentials if bearer else "", header or ""} - {""}
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    return {bearer, request.headers.get("x-api-key", "")} - {""}
 
 
 async def authenticated(request: Request, _: Bearer, __: Header) -> Principal:
@@ -136,13 +137,18 @@ public = Anyone()
 async def guard(request: Request) -> None:
     """A dependency of every route: refuses a caller that it does not allow.
 
-    Raises what its `Rule`s raise, and `Forbidden` where a route names none.
+    Raises what its `Rule`s raise, and `Forbidden` where a route names none. Who has passed for a
+    route is not asked again.
     """
-    rules = _rules(request.scope["route"])
+    route, state = request.scope["route"], request.scope.setdefault("state", {})
+    if state.get("passed") is route:
+        return
+    rules = _rules(route)
     if not rules:
         raise Forbidden("This route does not say who may use it, so nobody may.")
     for rule in rules:
         await rule.admit(request)
+    state["passed"] = route
 
 
 class KeyFirst:

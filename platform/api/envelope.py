@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,17 +24,19 @@ from loraplex.platform.traces import Served, Traces
 
 MAX_JSON_BYTES = 4 << 20
 CLIENT_GONE = 499  # as nginx counts a caller who left before the answer
-SAFE_HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "x-frame-options": "DENY",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
-    ),
-}
+REQUEST_IDS = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's
+POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    b"img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+SAFE_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", POLICY),
+)
 
 log = logging.getLogger("loraplex.api")
 
@@ -78,15 +80,15 @@ class Envelope:
             await response_to(InternalError(seen.facts.request_id), scope)(scope, receive, send)
 
     def _add_headers(self, message: Message, seen: "Seen") -> None:
-        headers = MutableHeaders(raw=message["headers"])
-        for name in ("x-request-id", "request-id"):  # OpenAI's and Anthropic's
-            headers[name] = seen.facts.request_id
+        headers: list[tuple[bytes, bytes]] = message["headers"]
+        given = {name for name, _ in headers}
+        request_id = seen.facts.request_id.encode()
+        headers += ((name, request_id) for name in REQUEST_IDS)
         if seen.span.header:
-            headers["traceresponse"] = seen.span.header
-        for name, value in SAFE_HEADERS.items():
-            headers.setdefault(name, value)
+            headers.append((b"traceresponse", seen.span.header.encode()))
+        headers += ((name, value) for name, value in SAFE_HEADERS if name not in given)
         if self._drain.begun:
-            headers["connection"] = "close"
+            headers.append((b"connection", b"close"))
 
     def _report(self, seen: "Seen") -> None:
         """One access line, one count and one span for each request, however it ended."""
@@ -170,11 +172,11 @@ class BoundedBody:
             await self._app(scope, receive, send)
             return
         limit = scope.setdefault("state", {})["body_limit"] = BodyLimit()
-        received = 0
+        received, announced = 0, _announced(scope)
 
         async def receive_bounded() -> Message:
             nonlocal received
-            if _announced(scope) > limit.bytes:
+            if announced > limit.bytes:
                 raise _too_large(limit.bytes)
             message = await receive()
             received += len(message.get("body", b""))
@@ -186,8 +188,8 @@ class BoundedBody:
 
 
 def _announced(scope: Scope) -> int:
-    length = Headers(scope=scope).get("content-length", "")
-    return int(length) if length.isdecimal() else 0
+    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    return int(length) if length.isdigit() else 0
 
 
 def _too_large(limit: int) -> HTTPException:

@@ -58,7 +58,12 @@ def as_headers(facts: Facts) -> dict[str, str]:
     if "digest" in facts:
         facts = facts | {"digest": facts["digest"] or "base"}
     return {
-        f"x-loraplex-{name.replace('_', '-')}": quote(str(value), safe=_PRINTABLE)
+        f"x-loraplex-{name.replace('_', '-')}": _quoted(str(value))
         for name, value in facts.items()
         if value is not None
     }
+
+
+def _quoted(text: str) -> str:
+    plain = text.isascii() and text.isprintable() and "%" not in text
+    return text if plain else quote(text, safe=_PRINTABLE)

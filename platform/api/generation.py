@@ -5,7 +5,7 @@ and images; refuses to know HTTP, JSON and whose request it is.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -117,16 +117,17 @@ class Generation:
         """Prompt tokens that the engine did not compute anew, as far as it has said so."""
         return sum(run.finished.cached_tokens for run in self.runs if run.finished)
 
-    @asynccontextmanager
-    async def deltas(self) -> AsyncIterator[AsyncIterator[Delta]]:
+    def deltas(self) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
         """What all runs say, as it comes; leaving the block aborts in the engine what still runs.
 
         The iterator raises the `ApiError` of the first run that fails.
         """
         if len(self.runs) == 1:
-            async with aclosing(self._follow(self.runs[0])) as deltas:
-                yield deltas
-            return
+            return aclosing(self._follow(self.runs[0]))
+        return self._together()
+
+    @asynccontextmanager
+    async def _together(self) -> AsyncIterator[AsyncIterator[Delta]]:
         sink, source = anyio.create_memory_object_stream[Delta | ApiError](0)
         with sink, source:
             async with (
@@ -158,9 +159,10 @@ class Generation:
                 if isinstance(event, Chunk) and not event.finish and delta.finish:
                     await self._engine.abort(run.request.request_id, event.index)
                 yield delta
-        finally:
+        except BaseException:
             with anyio.CancelScope(shield=True):
                 await events.aclose()
+            raise
 
     def _choices(self) -> Iterator[Choice]:
         for run in self.runs:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from fastapi import Request
-from fastapi.routing import APIRoute
 from starlette.responses import Response
 
+from loraplex.platform.api.short_way import ShortRoute
 from loraplex.platform.errors import BadRequest
 
 SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-class JsonRoute(APIRoute):
+class JsonRoute(ShortRoute):
     """A route whose body is read by `parse`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -3,13 +3,12 @@
 Knows the limiter and the books; refuses to know how a job runs and what it answers.
 """
 
-import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import anyio
 import msgspec
 from starlette.requests import ClientDisconnect
 
@@ -23,30 +22,35 @@ from loraplex.platform.limits import Admission
 from loraplex.platform.logs import note
 from loraplex.platform.usage import Entry
 
-SETTLE_S = 10.0
 GONE = "client_disconnected"
 COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
 NOTED = ("model", "arm", "outcome", *COUNTS, "queue_ms", "load_ms", "first_token_ms")
 
-log = logging.getLogger("loraplex.api")
+
+@dataclass
+class Lease:
+    """An admitted job, and what the ledger is to say of it: at its end, all."""
+
+    admission: Admission
+    entry: Entry
 
 
 @asynccontextmanager
-async def admitted(ctx: Context, job: Job, generation: Generation) -> AsyncIterator[Admission]:
+async def admitted(ctx: Context, job: Job, generation: Generation) -> AsyncIterator[Lease]:
     """Hold a lease for the block, with heartbeats; then charge what was generated, and record it.
 
     Raises what `Limiter.admit` raises before the block runs. Every error of the block tells how the
-    limits stand. Settling is shielded from cancellation, so that a disconnect or a shutdown leaks
-    neither the lease nor the usage.
+    limits stand. Settling is no part of what may be cancelled, so that a disconnect or a shutdown
+    leaks neither the lease nor the usage.
     """
     entry, began = _entry(job), time.monotonic()
     with ctx.traces.step("admission"):
         admission = await _admit(ctx, job, entry)
-    entry = msgspec.structs.replace(entry, created_at=admission.at)
+    lease = Lease(admission, msgspec.structs.replace(entry, created_at=admission.at))
     outcome = "cancelled"
     try:
         with ctx.limiter.kept_alive(admission, lambda: generation.completion_tokens):
-            yield admission
+            yield lease
         outcome = generation.outcome
     except ApiError as error:
         outcome = error.code or error.type
@@ -56,14 +60,12 @@ async def admitted(ctx: Context, job: Job, generation: Generation) -> AsyncItera
         outcome = GONE
         raise
     finally:
-        with anyio.move_on_after(SETTLE_S, shield=True) as limit:
-            usage = _charge(generation, outcome)
-            times = _times(generation, time.monotonic() - began)
-            told = msgspec.structs.replace(entry, outcome=outcome, **vars(usage), **times)
-            with ctx.traces.step("settle"):
-                await _settle(ctx, job, admission, told)
-        if limit.cancelled_caught:
-            log.error("request %s could not be settled in time", job.caller.request_id)
+        usage = _charge(generation, outcome)
+        times = _times(generation, time.monotonic() - began)
+        told = {"outcome": outcome} | vars(usage) | times
+        lease.entry = msgspec.structs.replace(lease.entry, **told)
+        with ctx.traces.step("settle"):
+            await ctx.books.settle(admission, lease.entry)
 
 
 async def _admit(ctx: Context, job: Job, entry: Entry) -> Admission:
@@ -91,18 +93,13 @@ def _charge(generation: Generation, outcome: str) -> Usage:
     return Usage(prompt_tokens, generation.completion_tokens, generation.cached_tokens)
 
 
-async def _settle(ctx: Context, job: Job, admission: Admission, entry: Entry) -> None:
-    """Charge it, then have it recorded; who is killed in between leaves it to be found, whole."""
+def count(ctx: Context, job: Job, entry: Entry) -> None:
+    """Tell the metrics, the access line and the tenant's prefix state how a request ended."""
     ctx.metrics.count_generation(entry)
     note(**{name: value for name in NOTED if (value := getattr(entry, name)) is not None})
     for run in job.runs:
         if run.finished is not None:
             ctx.prefixes.count(job.caller.tenant_id, run.finished)
-    used = entry.prompt_tokens + entry.completion_tokens
-    try:
-        await ctx.limiter.settle(admission, used, note=entry.encoded())
-    finally:
-        await ctx.books.record(entry)
 
 
 def _entry(job: Job) -> Entry:

@@ -32,7 +32,8 @@ class _Asker:
 
     ctx: Context
     principal: Principal
-    conversation: str
+    body: GenerationRequest
+    conversation: str | None
 
     async def find(self, *models: tuple[str, str]) -> list[Resolved]:
         """What names mean, of one moment, if this caller may use it; each with its field.
@@ -65,7 +66,7 @@ class _Asker:
                         tenant_id,
                         model,
                         self.ctx.base.name,
-                        conversation=self.conversation,
+                        conversation=conversation_of(self.body, self.conversation),
                         dtype=self.ctx.settings.image_dtype,
                     )
                 except ModelNotFound as error:
@@ -86,7 +87,7 @@ async def find_target(
     `conversation` is the conversation's id, if the caller named it. Raises `ModelNotFound` (never
     the base instead), or `BadRequest` when the fields disagree.
     """
-    asker = _Asker(ctx, principal, conversation_of(body, conversation))
+    asker = _Asker(ctx, principal, body, conversation)
     if body.adapters is not None:
         return await _composed(asker, body, body.adapters)
     named = [(body.model, "model")]

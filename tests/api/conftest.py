@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,15 @@ class World:
             )
         return f"{name}@{version.number}"
 
+    def hold_to(self, limiter: Limiter) -> None:
+        """Have this limiter admit from now on, and settle."""
+        context = self.app.state.context
+        books = Books(self.db, limiter, context.books._journal)
+        self.limiter, self.app.state.context = (
+            limiter,
+            replace(context, limiter=limiter, books=books),
+        )
+
     def client(self, key: str | None = "acme", **options: Any) -> httpx.AsyncClient:
         """A client of the app without a socket, with the key of that name (None: no key)."""
         transport = httpx.ASGITransport(app=self.app)
@@ -270,5 +279,5 @@ async def world(
     tenants, keys, uploads = dict(seed.tenants), dict(seed.keys), app.state.context.uploads
     yield World(settings, tiny_base, db, limiter, engine, gate, prefixes, app, tenants, keys)
     await uploads.close()
-    await books.flush()
+    await app.state.context.books.flush()
     await db.dispose()

@@ -1,7 +1,6 @@
 """A budget seen from outside, when Redis has lost its data."""
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -20,7 +19,7 @@ ASKED = {"model": "tiny-base", "prompt_tokens": 10, "max_tokens": 10}
 async def counting(world, redis):
     """The server's limiter, with the ledger behind it."""
     limiter = Limiter(redis, spent=partial(spent_before, world.db))
-    world.app.state.context = replace(world.app.state.context, limiter=limiter)
+    world.hold_to(limiter)
     yield
     await limiter.close()
 

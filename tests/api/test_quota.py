@@ -1,7 +1,5 @@
 """Limits by the API: headers on every answer, every limit shown, every refusal explained."""
 
-from dataclasses import replace
-
 import pytest
 from command_line import command_line
 from limit_kit import YEAR
@@ -24,7 +22,7 @@ RATES = {
 async def endless(world, redis):
     """A minute that does not end during a test."""
     limiter = Limiter(redis, period_s=YEAR)
-    world.app.state.context = replace(world.app.state.context, limiter=limiter)
+    world.hold_to(limiter)
 
 
 @pytest.fixture

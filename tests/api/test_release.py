@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -141,7 +140,7 @@ async def test_a_server_whose_send_raises_is_understood(world):
 async def test_the_lease_lives_as_long_as_the_generation(world, redis):
     lease_s = 0.3
     limiter = Limiter(redis, lease_s=lease_s)
-    world.app.state.context = replace(world.app.state.context, limiter=limiter)
+    world.hold_to(limiter)
     await world.add_tenant("alone", ALONE)
     world.engine.hold = asyncio.Event()
     async with world.client("alone") as client:

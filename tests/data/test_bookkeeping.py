@@ -195,6 +195,32 @@ async def test_a_settlement_that_redis_has_not_heard_of_outlives_the_ledgers_row
     assert set(await used(limiter, acme)) == {50}
 
 
+async def test_what_is_asked_after_a_settlement_is_decided_after_it(
+    flaky: Flaky, limiter: Limiter, books: Books, acme: Tenant
+) -> None:
+    one = of_all(Limits(max_concurrency=1), Limits())
+    for i in range(50):
+        admission = await limiter.admit(acme.id, one, 100, request_id=f"req_{i}")
+        await books.settle(admission, entry_of(acme, f"req_{i}", **TOLD))
+    await books.flush()
+    assert set((await rows(flaky)).values()) == {("stop", 30)}
+    assert len(await rows(flaky)) == 50
+
+
+async def test_a_settlement_outlives_its_caller(
+    flaky: Flaky, limiter: Limiter, books: Books, acme: Tenant
+) -> None:
+    admission = await let_in(limiter, acme, "req_1")
+    caller = asyncio.create_task(books.settle(admission, entry_of(acme, "req_1", **TOLD)))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await books.close()
+    assert await rows(flaky) == {"req_1": ("stop", 30)}
+    assert set(await used(limiter, acme)) == {50}
+
+
 async def test_entries_of_one_moment_are_written_together_and_a_bad_one_alone_waits(
     flaky: Flaky, books: Books, redis: Redis, acme: Tenant
 ) -> None:
