@@ -8,7 +8,8 @@ from itertools import count
 
 import pytest
 
-from loraplex.engine.fairness import BrokenQueue, Counters, FairQueue
+from loraplex.engine.counters import Counters
+from loraplex.engine.fairness import BrokenQueue, FairQueue
 from loraplex.engine.protocol import Policy
 
 

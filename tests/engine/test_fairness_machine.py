@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from loraplex.engine.fairness import Counters, FairQueue
+from loraplex.engine.counters import Counters
+from loraplex.engine.fairness import FairQueue
 from loraplex.engine.protocol import Policy
 
 TENANTS = st.sampled_from("abcd")
