@@ -95,6 +95,7 @@ CASES: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
     "sgmv, fp8": (lambda: sgmv(32, 16, HIDDEN, QKV, torch.float8_e4m3fn), ALL[1:2]),
     "attention": (lambda: attention(128, 4, partial_rows=64), ALL),
     "attention, int8": (lambda: attention(128, 4, kv=torch.int8), ALL),
+    "attention, 8 columns": (lambda: attention(8, 4), ALL[1:]),
     "write, int8": (lambda: write(128, torch.int8), ALL),
     "write, int8, 256 columns": (lambda: write(256, torch.int8), ALL[1:]),
     "attention, int8, 256 columns, softcap": (

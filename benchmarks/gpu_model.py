@@ -13,7 +13,7 @@ from loraplex.engine.model.adapter import TORCH_DTYPE, projection_sizes
 from loraplex.engine.model.config import ModelConfig, RopeConfig
 
 BLOCK_SIZE = 16
-LARGE = 1 << 22  # numbers that are drawn on the device itself, whichever they are there
+LARGE = 1 << 23  # numbers that are drawn on the device itself, whichever they are there
 
 
 def model_config(

@@ -60,7 +60,7 @@ FULL = Work(
     context=512, prefill=512, trials=3, repeats=20, copy_bytes=1 << 30,
 )  # fmt: skip
 DRY = Work(
-    model_config(1, 32, 48, 4, 2, 16, 61), "cpu", torch.float32, rank=3, rows=(1, 3),
+    model_config(1, 32, 48, 4, 2, 16, 61), "cpu", torch.float32, rank=3, rows=(2,),
     adapters=(0, 2), context=9, prefill=4, trials=1, repeats=1, copy_bytes=1 << 10,
 )  # fmt: skip
 

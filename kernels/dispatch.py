@@ -20,6 +20,7 @@ from loraplex.kernels.cpu.isa import IsaError, candidates
 Name = Literal["triton", "cpu", "reference"]
 VARIABLE = "LORAPLEX_BACKEND"
 GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+OLDEST = (8, 0)  # compute capability: bf16 and asynchronous copies
 LOSS = "prompts run about twice and decoding eight times slower than with the native step"
 
 
@@ -87,6 +88,8 @@ def _triton() -> Backend:
 
     if not torch.cuda.is_available():
         raise _Missing("torch cannot use the GPU")
+    if not torch.version.hip and torch.cuda.get_device_capability() < OLDEST:
+        raise _Missing("the GPU's compute capability is below 8.0, which the kernels need")
     return Backend("triton", f"torch can use {torch.cuda.get_device_name()}")
 
 

@@ -1,7 +1,10 @@
 """Steps captured as CUDA graphs: hundreds of launches become one.
 
 A graph replays the same launches on the same addresses, so what differs between steps must lie in
-buffers that stay. It knows keys and callables; it refuses to know what a step is.
+buffers that stay. All graphs share one pool of memory, as one runs after the other; an allocator
+never takes a pool's name again once its last graph is gone. Other threads stage images in pinned
+memory meanwhile, so a capture is an error of what its own thread does alone. This file knows keys
+and callables; it refuses to know what a step is.
 """
 
 from collections.abc import Callable, Hashable
@@ -32,12 +35,13 @@ class Graphs:
         """Forget all graphs, before a buffer that they use is replaced."""
         torch.cuda.synchronize()
         self._captured.clear()
+        self._pool = torch.cuda.graph_pool_handle()
 
     def _capture(self, compute: Compute) -> tuple[torch.cuda.CUDAGraph, Outcome]:
         """Run once outside, which compiles kernels, then capture."""
         compute()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outcome = compute()
         return graph, outcome
 

@@ -123,8 +123,10 @@ class DeviceImages:
             self._write_lines(image)
 
     def _write_lines(self, image: _Resident) -> None:
-        lines = image.at_zero + image.step * (image.begin // ALIGNMENT)
-        self._tables[:, :, image.line] = torch.from_numpy(lines).to(self._tables.device)
+        lines = torch.from_numpy(image.at_zero + image.step * (image.begin // ALIGNMENT))
+        if self._tables.is_cuda:
+            lines = lines.pin_memory()  # else the host would wait for the steps under way
+        self._tables[:, :, image.line].copy_(lines, non_blocking=True)
 
     def _lines(self, header: ImageHeader, begin: int) -> Ints:
         lines: Ints = np.tile(no_record(), (*self._tables.shape[:2], 1))

@@ -41,9 +41,10 @@ class TiledLinear:
 
 
 class TiledLinears:
-    """Makes weights ready; shapes are measured once each."""
+    """Makes weights ready; shapes are measured once each. Has the library sum in fp32."""
 
     def __init__(self) -> None:
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self._tiles: dict[tuple[torch.Size, torch.dtype], tuple[int, ...]] = {}
 
     def prepare(self, weight: Tensor) -> TiledLinear:

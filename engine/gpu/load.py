@@ -10,6 +10,7 @@ from loraplex.engine.checkpoint import tensor_shapes
 from loraplex.engine.gpu.executor import GpuExecutor
 from loraplex.engine.gpu.linear import TiledLinears
 from loraplex.engine.gpu.step_layout import Limits
+from loraplex.engine.gpu.warm_up import warm_up
 from loraplex.engine.images import BaseManifest
 from loraplex.engine.memory import available_bytes
 from loraplex.engine.model.config import ModelConfig, read_model_config
@@ -30,7 +31,6 @@ def load_gpu_executor(
     Raises `ModelError` when the decoder cannot run the model, `SettingsError` for what cannot fit,
     `OSError` when the model cannot be read.
     """
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     directory = Path(manifest.path)
     config = read_model_config(directory)
     limits, dtype = _limits(config, settings), DTYPES[settings.dtype]
@@ -41,7 +41,7 @@ def load_gpu_executor(
     )
     block_bytes = decoder.kv_layout(limits.block_size, kv_dtype).block_bytes
     sizes = _divide(settings, limits, block_bytes, _weight_bytes(config, dtype), device)
-    return GpuExecutor(
+    executor = GpuExecutor(
         decoder,
         limits,
         num_blocks=sizes.num_blocks,
@@ -51,6 +51,9 @@ def load_gpu_executor(
         kv_dtype=kv_dtype,
         graphs=device != "cpu",
     )
+    if device != "cpu":
+        warm_up(executor, limits)
+    return executor
 
 
 def _limits(config: ModelConfig, settings: EngineSettings) -> Limits:

@@ -31,6 +31,7 @@ MERGE = tl.constexpr(attention_work.MERGE)
 
 TILE_KEYS = 64
 SCALED_TILE_KEYS = 32  # widened codes take registers, which leave few blocks a multiprocessor
+LEAST_WIDTH = 16  # of a matrix instruction
 LOG2_E = 1.4426950408889634
 
 
@@ -81,7 +82,7 @@ def attention_kernel(
     """The *Semantics* above for one item and KV head, `scale` being in units of log2 e.
 
     HEIGHT rows of the product are the item's rows times the GROUP heads of the KV head; WIDTH is
-    the least power of two from D on; WINDOW is 0 where there is none.
+    the least power of two from D and 16 on; WINDOW is 0 where there is none.
     """
     item, head = tl.program_id(0), tl.program_id(1)
     if item >= tl.load(work_ptr):
@@ -214,7 +215,7 @@ def paged_attention(
     """
     layout, work = step.layout, step.work
     kv_heads, block_size, dim = cache.shape[3:]
-    width = triton.next_power_of_2(dim)
+    width = max(LEAST_WIDTH, triton.next_power_of_2(dim))
     keys, values = cache[:, layer, 0], cache[:, layer, 1]
     key_scales, value_scales = (keys, values) if scales is None else scales[:, layer].unbind(1)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -93,7 +93,18 @@ def test_a_gpu_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setattr(dispatch, "GPU_FILES", (tmp_path,))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
     assert dispatch.choose() == dispatch.Backend("triton", "torch can use a GPU")
+
+
+def test_a_gpu_that_is_too_old_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(dispatch, "GPU_FILES", (tmp_path,))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 5))
+    assert "compute capability is below 8.0" in dispatch.choose().why
 
 
 def test_interpreted_kernels_do_not_run_on_a_gpu(
