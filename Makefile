@@ -26,8 +26,9 @@ serve: $(VENV)/.installed ## install, fetch the demo base and serve it on 127.0.
 	[ -n "$$model" ] || model=$$($(BIN)/python examples/fetch_demo_base.py '$(DATA_DIR)/download') || exit 2; \
 	exec $(BIN)/loraplex serve --port '$(PORT)' --data-dir '$(DATA_DIR)' --model "$$model"
 
+# Tests start hundreds of Python processes, so bytecode is kept whatever the environment says.
 test: $(VENV)/.browser ## install what tests need, a browser among it, and run them all
-	$(BIN)/python -m pytest
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
 
 check: types ## lint, format and types
 	$(BIN)/ruff check .

@@ -1,10 +1,12 @@
 """Builds the native step with the machine's compiler at first use, and keeps what it built.
 
 One shared object per instruction set, in a folder of the user's own, named by a hash of all that
-goes into it: sources, options, compiler. Processes that build at once each make their own and the
-last rename wins. This file knows compilers and files; it refuses to know what the step computes.
+goes into it: sources, options, compiler. Of processes that need it at once one compiles, and the
+others wait and find it. This file knows compilers and files; it refuses to know what the step
+computes.
 """
 
+import fcntl
 import functools
 import hashlib
 import logging
@@ -14,6 +16,8 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,11 +73,25 @@ def build(isa: Isa, sources: Path = SOURCES) -> Path:
     command = (*OPTIONS, *isa.options)
     target = cache_folder() / f"step-{isa.name}-{_key(compiler, command, sources)}.so"
     if not target.exists():
-        started = time.monotonic()
-        log.info("compiling the native step for %s with %s, once", isa.name, compiler.path)
-        _compile(compiler, command, sources / PROGRAM, target)
-        log.info("compiled in %.1f s: %s", time.monotonic() - started, target)
+        with _alone(target.parent):
+            if not target.exists():
+                started = time.monotonic()
+                log.info("compiling the native step for %s with %s, once", isa.name, compiler.path)
+                _compile(compiler, command, sources / PROGRAM, target)
+                log.info("compiled in %.1f s: %s", time.monotonic() - started, target)
     return target
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder against other builders; a file system without locks lets all build."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def cache_folder() -> Path:

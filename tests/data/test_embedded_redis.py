@@ -165,12 +165,20 @@ def test_only_the_main_thread_may_start_it(server: EmbeddedRedis) -> None:
     assert "main thread" in str(errors[0])
 
 
-def test_a_long_path_gets_a_short_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """`tmp_path` may be too long itself."""
+    with tempfile.TemporaryDirectory(prefix="lpx") as folder:
+        yield Path(folder)
+
+
+def test_a_long_path_gets_a_short_socket(
+    tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(short_folder))
     deep = tmp_path.joinpath(*["a long folder name"] * 8)
     with EmbeddedRedis(deep / "data", deep / "run") as server:
-        assert server.socket.parent.parent == tmp_path / "tmp"
+        assert server.socket.parent.parent == short_folder
         assert stat.S_IMODE(server.socket.parent.stat().st_mode) == 0o700
         with client_of(server) as client:
             assert client.ping()

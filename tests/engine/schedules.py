@@ -3,7 +3,7 @@
 from typing import Any
 
 from loraplex.engine.block_pool import BlockPool
-from loraplex.engine.fairness import Counters
+from loraplex.engine.counters import Counters
 from loraplex.engine.host_slots import HostSlots
 from loraplex.engine.plan import Plan, Scheduled
 from loraplex.engine.protocol import Generate, Policy, Sampling

@@ -279,11 +279,9 @@ def test_an_idle_worker_sleeps_and_still_shows_that_it_lives(
     steps = []
     step = subject.engine.step
     monkeypatch.setattr(subject.engine, "step", lambda: steps.append(1) or step())
-    started = time.monotonic()
     client.hear(Stats)
     client.hear(Stats)
     assert len(steps) <= 8
-    assert time.monotonic() - started < 8
 
 
 def test_stop_fails_what_runs_and_ends_the_loop(

@@ -68,10 +68,12 @@ def test_other_sources_make_another_object(sources: Path) -> None:
     assert (call(first), call(second)) == (7, 8)
 
 
-def test_many_may_build_at_once(sources: Path) -> None:
+def test_of_many_at_once_one_builds(sources: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with ThreadPoolExecutor(4) as pool:
         paths = {*pool.map(lambda _: builder.build(SCALAR, sources), range(4))}
     assert [call(path) for path in paths] == [7]
+    assert len(caplog.records) == 2, "compiling, compiled"
     assert [p.name for p in paths] == [p.name for p in builder.cache_folder().iterdir()]
 
 

@@ -40,15 +40,26 @@ DROP = """
 """
 
 
+# Scripts that are deferred have run by then; nobody clicks, fills or drops on what is not visible.
+HIDDEN_UNTIL_SCRIPTS_RAN = """
+const sheet = new CSSStyleSheet();
+sheet.replaceSync("html { visibility: hidden }");
+document.adoptedStyleSheets = [sheet];
+document.addEventListener("DOMContentLoaded", () => { document.adoptedStyleSheets = []; });
+"""
+
+
 @dataclass
 class Watch:
     """What pages complained of; `allow` takes what a test provokes."""
 
     complaints: list[str] = field(default_factory=list)
 
-    def page(self, context: BrowserContext) -> Page:
-        """A new page that is watched."""
+    def page(self, context: BrowserContext, scripts: bool = True) -> Page:
+        """A new page that is watched; `scripts` says whether the context runs any."""
         page = context.new_page()
+        if scripts:
+            page.add_init_script(HIDDEN_UNTIL_SCRIPTS_RAN)
         page.on("console", lambda message: self._heard(message.type, message.text))
         page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
         page.on("requestfailed", lambda request: self._lost(request.url, request.failure or ""))
@@ -99,6 +110,13 @@ def serious_faults(page: Page) -> list[str]:
     ]
 
 
+def shown_text(place: Locator) -> str:
+    """Its text, once it is visible."""
+    place.wait_for()
+    return place.inner_text()
+
+
 def drop(zone: Locator, names: list[str], folder: int | None = None) -> None:
     """Drop files, or a folder that tells them after so many others, in portions as browsers do."""
+    zone.wait_for()
     assert zone.evaluate(DROP, [names, folder])
