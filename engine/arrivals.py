@@ -147,8 +147,9 @@ class Arrivals:
     def check_integrity(self) -> None:
         """Raise `RuntimeError` when there is more in host memory than there may be."""
         places = self._places
-        single = len(places.reading) + len(places.verified) + len(places.draining) <= 1
-        if places.staged_bytes > self.host_bytes and not single:
+        arriving = (places.reading, places.verified, places.draining)
+        staged = [image for place in arriving for image in place.images.values() if image.located]
+        if places.staged_bytes > self.host_bytes and len(staged) > 1:
             raise RuntimeError("images on their way take too much host memory")
         if self._hints.keys() & places.images.keys() or len(places.hinted) > 1:
             raise RuntimeError("hints are inconsistent")

@@ -70,6 +70,22 @@ def test_a_larger_budget_lets_in_what_waited(house: House) -> None:
     assert house.states(a, b) == [State.DEVICE, State.DEVICE]
 
 
+def test_an_image_larger_than_host_memory_is_read_alone(tmp_path: Path) -> None:
+    """One that was given up before it was found takes no memory beside it."""
+    house = House(tmp_path, 12 * KIB, host_bytes=10 * KIB)
+    large, small = house.image(11), house.image(1)
+    house.residency.acquire(large)
+    house.pool.run()
+    house.residency.acquire(small)
+    end = house.pool.begin()
+    house.residency.poll()
+    house.residency.release(small)
+    house.residency.check_integrity()
+    end()
+    house.settle()
+    assert house.states(large, small) == [State.DEVICE, State.ABSENT]
+
+
 def test_an_image_larger_than_the_budget_waits_for_the_budget_to_grow(house: House) -> None:
     digest = house.image(16)
     house.acquire(digest)
