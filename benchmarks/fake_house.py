@@ -41,7 +41,7 @@ TEMPLATE = (
 
 
 class PacedEngine(FakeEngine):
-    """A fake engine that says a token every so many seconds, if they are more than none."""
+    """A fake engine that says a token every so many seconds."""
 
     def __init__(self, info: Ready, token_s: float) -> None:
         super().__init__(info=info)
@@ -51,7 +51,7 @@ class PacedEngine(FakeEngine):
         """Run a request as the script says, at the pace of a real engine."""
         async with aclosing(super().generate(request)) as events:
             async for event in events:
-                if self._token_s and isinstance(event, Chunk):
+                if isinstance(event, Chunk):
                     await asyncio.sleep(self._token_s)
                 yield event
 
@@ -68,7 +68,7 @@ class FakeHouse(serve.House):
 
     async def _start_engine(self) -> EngineClient:
         info = msgspec.structs.replace(READY, base=self._base.fingerprint)
-        return PacedEngine(info, self._token_s)
+        return PacedEngine(info, self._token_s) if self._token_s else FakeEngine(info=info)
 
     async def _welcome(self, uploads: Uploads, keys: KeyRing, url: str) -> list[str]:
         db = uploads.gate.db

@@ -51,7 +51,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit, run and answer; raises `ApiError` while nothing has been sent."""
         try:
-            await self._answer(receive, _telling(send))
+            await self._answer(receive, send)
         finally:  # behind the last byte, which need not wait for it
             if self._lease is not None:
                 count(self._ctx, self._job, self._lease.entry)
@@ -105,9 +105,7 @@ class Answer(Response):
         await _send_body(send, chunks)
 
     async def _start(self, send: Send, headers: Mapping[str, str]) -> None:
-        headers = {**headers, **self._own_headers}
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await _send_head(send, {**headers, **self._own_headers})
         self._started = True
 
     async def _send_whole(self, send: Send) -> None:
@@ -138,17 +136,18 @@ class Answer(Response):
         return Usage(ran.prompt_tokens, ran.completion_tokens, ran.cached_tokens)
 
 
+async def _send_head(send: Send, headers: Mapping[str, str]) -> None:
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await _send(send, {"type": "http.response.start", "status": 200, "headers": raw})
+
+
 async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+    await _send(send, {"type": "http.response.body", "body": body, "more_body": more})
 
 
-def _telling(send: Send) -> Send:
-    """A `send` that says that the caller has gone in one way, whatever the server does."""
-
-    async def telling(message: Message) -> None:
-        try:
-            await send(message)
-        except OSError as error:
-            raise ClientDisconnect from error
-
-    return telling
+async def _send(send: Send, message: Message) -> None:
+    """Send, and say that the caller has gone in one way, whatever the server does."""
+    try:
+        await send(message)
+    except OSError as error:
+        raise ClientDisconnect from error
