@@ -62,7 +62,7 @@ class BusyExecutor:
 
     name, device, dtype = "none", "cpu", "float32"
     num_blocks, block_size, block_bytes, swap_slots = 4096, 16, 1, 0
-    memory_bytes = num_blocks
+    memory_bytes, weight_bytes = num_blocks, 0
 
     def __init__(self, step_s: float) -> None:
         generator = torch.Generator().manual_seed(0)
