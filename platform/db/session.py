@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final
 
+import aiosqlite
 import anyio
 from sqlalchemy import URL, Connection, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 WRITERS: Final = 8
 READERS: Final = 8
+BUSY_S: Final = 0.01  # between two tries
 DRIVERS: Final = {
     "sqlite": "sqlite+aiosqlite",
     "postgresql": "postgresql+asyncpg",
@@ -204,7 +206,7 @@ def _open_sqlite(url: URL, busy_timeout_s: float) -> AsyncEngine:
         connection.isolation_level = None  # the driver's own BEGINs would come too late
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {round(busy_timeout_s * 1000)}")
-        cursor.execute("PRAGMA journal_mode = WAL")
+        connection.run_async(lambda driver: _use_wal(driver, busy_timeout_s))
         cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute("PRAGMA foreign_keys = ON")
         cursor.close()
@@ -215,6 +217,23 @@ def _open_sqlite(url: URL, busy_timeout_s: float) -> AsyncEngine:
         connection.exec_driver_sql("BEGIN" if options.get(READ_ONLY) else "BEGIN IMMEDIATE")
 
     return engine
+
+
+async def _use_wal(connection: aiosqlite.Connection, seconds: float) -> None:
+    """Switch to the write-ahead log, which the file remembers.
+
+    SQLite waits for nobody in that, whatever its busy timeout, so of processes that open a new file
+    at once one would fail.
+    """
+    until = anyio.current_time() + seconds
+    while True:
+        try:
+            async with connection.execute("PRAGMA journal_mode = WAL"):
+                return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or anyio.current_time() > until:
+                raise
+        await anyio.sleep(BUSY_S)
 
 
 def _try_to_open(path: str) -> None:

@@ -1,7 +1,9 @@
 """Several processes on one database: they take turns, and none fails."""
 
+import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from sqlalchemy import URL
@@ -49,6 +51,26 @@ async def test_processes_migrate_and_publish_at_once(fresh_url: URL) -> None:
         page = await versions.list_versions(session, tenant.id, "poet")
     assert [version.number for version in page.items] == list(range(30, 0, -1))
     await db.dispose()
+
+
+@pytest.mark.anyio
+async def test_a_new_file_that_another_process_writes_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite itself does not wait where the write-ahead log is to begin."""
+    file = tmp_path / "new.db"
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    async def sleep(_: float) -> None:
+        other.execute("COMMIT")
+
+    monkeypatch.setattr("loraplex.platform.db.session.anyio.sleep", sleep)
+    db = Database(f"sqlite:///{file}")
+    await db.migrate()
+    assert not other.in_transaction
+    await db.dispose()
+    other.close()
 
 
 def run_at_once(program: str, *arguments: str) -> None:
