@@ -13,7 +13,9 @@ from pathlib import Path
 
 import anyio
 import pytest
+from limit_kit import PATIENCE
 from local_postgres import LocalPostgres
+from redis.asyncio import Redis
 from sqlalchemy import URL, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -155,6 +157,14 @@ def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
     """One that a test may stop or kill."""
     with EmbeddedRedis(tmp_path / "data", tmp_path / "run") as server:
         yield server
+
+
+@pytest.fixture
+async def client(own_redis: EmbeddedRedis) -> AsyncIterator[Redis]:
+    """Of `own_redis`, and patient: what is under test is not this machine's speed."""
+    client = connect(own_redis.url, timeout_s=PATIENCE)
+    yield client
+    await client.aclose()
 
 
 @pytest.fixture

@@ -27,13 +27,6 @@ async def limiter(own_redis: EmbeddedRedis) -> AsyncIterator[Limiter]:
 
 
 @pytest.fixture
-async def client(own_redis: EmbeddedRedis) -> AsyncIterator[Redis]:
-    client = connect(own_redis.url, timeout_s=PATIENCE)
-    yield client
-    await client.aclose()
-
-
-@pytest.fixture
 def patient(client: Redis) -> Limiter:
     return Limiter(client)
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +23,6 @@ from loraplex.platform.redis_line import RedisLine, Script
 
 pytestmark = pytest.mark.anyio
 TIMEOUT_S = 0.2
-
-
-@pytest.fixture
-async def client(own_redis: EmbeddedRedis) -> AsyncIterator[Redis]:
-    client = connect(own_redis.url, timeout_s=PATIENCE)
-    yield client
-    await client.aclose()
 
 
 @pytest.fixture
