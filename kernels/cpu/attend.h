@@ -4,7 +4,7 @@
 
 namespace loraplex {
 
-constexpr int64_t kAhead = 8;  // blocks of the KV cache that are brought in early
+constexpr int64_t kRuns = 4;  // of heads, for each thread, before one thread takes them together
 
 class Attention {
  public:
@@ -77,24 +77,15 @@ class Attention {
   }
 
   void attend(int64_t l) {
-    const bool shared = !e.shared.empty();
-    const int64_t units = shared ? (int64_t)e.shared.size() : (int64_t)e.tiles.size(),
+    const int64_t units = e.shared.empty() ? (int64_t)e.tiles.size() : (int64_t)e.shared.size(),
                   items = units * groups();
-    for (int64_t i; (i = e.next_item[0].fetch_add(1)) < items;) {
-      if (i + f.threads < items)
-        bring(unit((i + f.threads) / groups()), (i + f.threads) % groups(), l);
-      const auto [index, part] = unit(i / groups());
-      const AttentionTile& tile = e.tiles[index];
-      const Task task = task_of(tile, i % groups(), l);
-      gather_queries(task);
-      if (shared)
-        attend_part(cache, task, part, (float)m.attention_softcap, s,
-                    slot(tile, part, i % groups()));
-      else
-        attend_whole(task, tile.parts);
-    }
+    // Heads of a sequence lie side by side: one thread takes them all where there are enough.
+    const int64_t run = units >= kRuns * f.threads ? groups() : 1;
+    for (int64_t first; (first = e.next_item[0].fetch_add(run)) < items;)
+      for (int64_t i = first; i < first + run; i++)
+        attend_item(i, i + 1 < first + run ? i + 1 : first + f.threads * run, items, l);
     f.meet();
-    if (!shared) return;
+    if (e.shared.empty()) return;
     for (int64_t i; (i = e.next_item[1].fetch_add(1)) < (int64_t)e.tiles.size() * groups();) {
       const AttentionTile& tile = e.tiles[i / groups()];
       const Task task = task_of(tile, i % groups(), l);
@@ -105,20 +96,31 @@ class Attention {
     }
     f.meet();
   }
+  // Item i; `next` is the one that this thread is likely to take then.
+  void attend_item(int64_t i, int64_t next, int64_t items, int64_t l) {
+    const auto [index, part] = unit(i / groups());
+    const AttentionTile& tile = e.tiles[index];
+    const Task task = task_of(tile, i % groups(), l);
+    const char* then =
+        next < items ? first_keys(unit(next / groups()), next % groups(), l) : nullptr;
+    gather_queries(task);
+    if (e.shared.empty())
+      attend_whole(task, tile.parts, then);
+    else
+      attend_part(cache, task, part, (float)m.attention_softcap, s, then,
+                  slot(tile, part, i % groups()));
+  }
   // What one item works on: a tile, and a part of its context where parts are shared.
   std::pair<int64_t, int64_t> unit(int64_t i) const {
     return e.shared.empty() ? std::pair<int64_t, int64_t>(i, 0) : e.shared[i];
   }
 
-  // Starts to bring in the first keys and values of what this thread is likely to take next.
-  void bring(std::pair<int64_t, int64_t> unit, int64_t group, int64_t l) const {
-    const Sequence& sequence = b.sequence[e.tiles[unit.first].sequence];
-    const int64_t first = unit.second * kPartKeys / m.block_size,
-                  kv_head = group * m.kv_heads / groups();
-    const int64_t last = std::min(ceil_div(sequence.context, m.block_size), first + kAhead);
-    for (int64_t block = first; block < last; block++)
-      for (int values = 0; values < 2; values++)
-        cache.bring(cache.head(sequence.block_table[block], l, values, kv_head));
+  // The first block of keys of an item.
+  const char* first_keys(std::pair<int64_t, int64_t> unit, int64_t group, int64_t l) const {
+    const AttentionTile& tile = e.tiles[unit.first];
+    const Task task = task_of(tile, group, l);
+    const int64_t key = std::max(unit.second * kPartKeys, task.oldest());
+    return cache.head(task.block_table[key / m.block_size], l, 0, task.kv_head);
   }
   // Where the softmax of a shared part is kept until it is merged.
   State slot(const AttentionTile& tile, int64_t part, int64_t group) const {
@@ -135,12 +137,16 @@ class Attention {
         *to++ = q[i] * (float)m.attention_scale;
     }
   }
-  void attend_whole(const Task& task, int64_t parts) const {
+  void attend_whole(const Task& task, int64_t parts, const char* then) const {
     float highest[kTilePositions * kTileQueries], total[kTilePositions * kTileQueries];
     const State state{highest, total, s.part_out.data(), m.head_dim};
     start(task);
     for (int64_t part = task.oldest() / kPartKeys; part < parts; part++) {
-      attend_part(cache, task, part, (float)m.attention_softcap, s, state);
+      const char* next = part + 1 < parts
+                             ? cache.head(task.block_table[(part + 1) * kPartKeys / m.block_size],
+                                          task.layer, 0, task.kv_head)
+                             : then;
+      attend_part(cache, task, part, (float)m.attention_softcap, s, next, state);
       add_part(task, state);
     }
     finish(task);

@@ -41,11 +41,6 @@ struct Cache {
   char* head(int64_t block, int64_t layer, int values, int64_t kv_head) const {
     return data + block * block_bytes + ((layer * 2 + values) * kv_heads + kv_head) * head_bytes;
   }
-  // Starts to bring one head's keys or values of a block into the cache.
-  void bring(const char* head) const {
-    for (int64_t i = 0; i < head_bytes; i += 64)
-      __builtin_prefetch(head + i, 0, 2);
-  }
   // Before a block's first slot is written: what lies beyond a sequence's last key is multiplied by
   // zero, which would not silence a NaN that another sequence left.
   void clear(int64_t block) const { memset(data + block * block_bytes, 0, block_bytes); }
@@ -119,10 +114,11 @@ struct Part {
   const Cache& cache;
   const Task& task;
   AttentionScratch& s;
+  const char* then;  // the first block of keys that is read after this part, or null
   int64_t begin, blocks, keys, queries;
 
-  Part(const Cache& cache, const Task& task, int64_t number, AttentionScratch& s)
-      : cache(cache), task(task), s(s), queries(task.positions * task.heads) {
+  Part(const Cache& cache, const Task& task, int64_t number, AttentionScratch& s, const char* then)
+      : cache(cache), task(task), s(s), then(then), queries(task.positions * task.heads) {
     const int64_t size = cache.block_size, after = task.position + task.positions;
     const int64_t end = (number + 1) * kPartKeys < after ? (number + 1) * kPartKeys : after;
     begin = (number * kPartKeys > task.oldest() ? number * kPartKeys : task.oldest()) / size * size;
@@ -134,20 +130,27 @@ struct Part {
                       task.kv_head);
   }
 
+  // What is read after a block, for the tiles that it is multiplied in: so many panels of k.
+  Prefetch after(int64_t b, int values, int64_t panels, int64_t k) const {
+    const char* next = b + 1 < blocks ? block(b + 1, values) : values ? then : block(0, 1);
+    if (!next) return {};
+    return {{next, next + cache.head_bytes}, panels * tiles_of(queries) * (k / kTurn)};
+  }
+
   // Semantics: S[r, j] = Q[r] . K[j].
   void score() const {
     const int vectors = (int)(cache.block_size / W);
-    Prefetch none;
     for (int64_t b = 0; b < blocks; b++) {
-      cache.bring(b + 1 < blocks ? block(b + 1, 0) : block(0, 1));
+      Prefetch ahead = after(b, 0, ceil_div(vectors, kVectors), cache.dim);
       for (int v = 0; v < vectors; v += kVectors) {
         const int count = vectors - v < kVectors ? vectors - v : kVectors;
-        for (int64_t r = 0; r < queries; r += kTileRows)
-          choose_tile(cache.read, height(r), count)(
+        in_tiles(queries, [&](int64_t r, int height) {
+          choose_tile(cache.read, height, count)(
               {s.queries.data() + r * cache.dim, nullptr, cache.dim}, block(b, 0) + v * W * 4,
               cache.block_size * 4, cache.dim,
               s.scores.data() + r * keys + b * cache.block_size + v * W, keys, false, nullptr,
-              none);
+              ahead);
+        });
       }
     }
   }
@@ -180,28 +183,28 @@ struct Part {
   // Semantics: O[r] = sum_j P[r, j] V[j].
   void add_values(const State& to) const {
     const Cut cut(cache.dim);
-    Prefetch none;
     for (int64_t r = 0; r < queries; r++)
       memset(to.out + r * to.ld, 0, cache.dim * sizeof(float));
     for (int64_t b = 0; b < blocks; b++) {
-      if (b + 1 < blocks) cache.bring(block(b + 1, 1));
+      Prefetch ahead = after(b, 1, cut.panels, cache.block_size);
       for (int64_t p = 0; p < cut.panels; p++) {
         const Panel at = cut.panel(p);
-        for (int64_t r = 0; r < queries; r += kTileRows)
-          choose_tile(cache.read, height(r), at.count)(
+        in_tiles(queries, [&](int64_t r, int height) {
+          choose_tile(cache.read, height, at.count)(
               {s.scores.data() + r * keys + b * cache.block_size, nullptr, keys},
               block(b, 1) + at.first * W * 4, cache.dim * 4, cache.block_size,
-              to.out + r * to.ld + at.output(), to.ld, true, nullptr, none);
+              to.out + r * to.ld + at.output(), to.ld, true, nullptr, ahead);
+        });
       }
     }
   }
-  int height(int64_t r) const { return (int)(queries - r < kTileRows ? queries - r : kTileRows); }
 };
 
 // The softmax of the keys of one part, for the query rows in `s.queries` [positions * heads, dim].
+// `then` is the first block of keys that is read next, or null.
 inline void attend_part(const Cache& cache, const Task& task, int64_t number, float softcap,
-                        AttentionScratch& s, const State& to) {
-  const Part part(cache, task, number, s);
+                        AttentionScratch& s, const char* then, const State& to) {
+  const Part part(cache, task, number, s, then);
   part.score();
   for (int64_t r = 0; r < part.queries; r++)
     part.weigh(r, softcap, to);

@@ -42,11 +42,9 @@ class Head {
       best.value[r] = splat(-__builtin_inff()), best.token[r] = I{}, best.fault[r] = F{};
     for (int64_t p = f.begin(cut.panels); p < last; p++) {
       const Panel at = cut.panel(p);
-      const Range range =
+      const Range next =
           p + 1 < last ? products.panel_range(m.head, cut.panel(p + 1), m.hidden) : Range{};
-      Prefetch ahead{
-          &range, &range + 1, nullptr, nullptr,
-          ceil_div((range.end - range.at) / 64 + 1, Products::turns(m.hidden, to - from))};
+      Prefetch ahead = Products::during(m.hidden, to - from, next);
       products.panel_base(m.head, m.hidden, at, rows, from, to, tile_, ahead);
       if (m.head.bias) Products::add_bias(m.head.bias, m.vocab, at, to - from, tile_);
       for (int64_t r = 0; r < to - from; r++)

@@ -28,6 +28,20 @@ struct Lora {
   }
 };
 
+// The panel of A that is read after panel i of segment s.
+inline Range next_a(const Lora& lora, int64_t s, int64_t i, int64_t k) {
+  const LoraProjection* p = &lora.projection(lora.segment[s]);
+  if (i + 1 == Cut(p->ranks).panels) {
+    if (s + 1 == lora.segments) return {};
+    p = &lora.projection(lora.segment[++s]), i = -1;
+    if (!p->ranks) return {};
+  }
+  const int64_t kind = lora.segment[s].adapter->kind;
+  const Panel next = Cut(p->ranks).panel(i + 1);
+  const char* from = next.in(p->a, kind, k);
+  return {from, from + next.count * vector_bytes(kind, k)};
+}
+
 // Thread t's share of H, for X [rows, ld] with `k` columns. A unit is one panel of A by some rows
 // of a segment.
 inline void shrink(const Lora& lora, const float* x, int64_t ld, int64_t k, int t, int threads) {
@@ -49,9 +63,10 @@ inline void shrink(const Lora& lora, const float* x, int64_t ld, int64_t k, int 
                       kind = segment.adapter->kind;
         const Panel at = cut.panel(i);
         float* h = lora.h + row * kRankStride + at.output();
-        Prefetch none;
+        Prefetch ahead;
+        if (row + rows == segment.end) ahead = {next_a(lora, s, i, k), k / kTurn};
         product(read_of(kind), {x + row * ld, nullptr, ld}, rows, at.in(p.a, kind, k), at.count, k,
-                h, kRankStride, false, none);
+                h, kRankStride, false, ahead);
         for (int64_t r = 0; r < rows; r++, h += kRankStride)
           for (int64_t j = 0; j < at.count; j++)
             store(h + j * W, load(h + j * W) * load_of(p.scale, at.output() + j * W, p.ranks));

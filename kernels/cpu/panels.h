@@ -14,6 +14,7 @@
 // int32, exactly, in parts of kQuantPart). A row's sum never depends on how many rows share the
 // product.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -63,32 +64,56 @@ struct Cut {
   }
 };
 
-// Memory to bring into the second-level cache while a product computes: ranges, a few lines at a
-// time.
-struct Range {
-  const char *at, *end;
-};
-struct Prefetch {
-  const Range *range = nullptr, *stop = nullptr;
-  const char *at = nullptr, *end = nullptr;
-  int64_t lines_per_turn = 0;
+constexpr int kTurn = 8;       // k that a tile takes between two looks at what it is to prefetch
+constexpr int64_t kLine = 64;  // bytes that a prefetch brings
 
-  LPX_INLINE void turn() {
-    for (int64_t i = 0; i < lines_per_turn; i++) {
-      if (at >= end) {
-        if (range == stop || range->at == range->end) {
-          lines_per_turn = 0;
-          return;
-        }
-        at = range->at, end = range->end;
-        range++;
-      }
-      __builtin_prefetch(at, 0, 2);
-      at += 64;
+struct Range {
+  const char *at = nullptr, *end = nullptr;
+  int64_t lines() const { return ceil_div(end - at, kLine); }
+};
+// Memory to bring into the second-level cache while tiles compute. More than an add and a prefetch
+// for each line costs a tile a third of its speed, and many lines at once wait for each other: a
+// long range comes by some lines each turn, short ones by some lines before each tile.
+class Prefetch {
+ public:
+  Prefetch() = default;
+  // All of a range within about so many turns.
+  Prefetch(Range range, int64_t turns)
+      : rest_(range), lines_(std::max<int64_t>((range.lines() + turns / 2) / turns, 1)) {}
+
+  // And all of some other ranges, which are used up, before so many tiles.
+  void scatter(Range* first, Range* stop, int64_t tiles) {
+    int64_t lines = 0;
+    for (Range* range = first; range < stop; range++)
+      lines += range->lines();
+    short_ = first, stop_ = stop, burst_ = ceil_div(lines, tiles);
+  }
+  LPX_INLINE void before_tile() {
+    for (int64_t i = 0; i < burst_ && short_ < stop_; i++) {
+      __builtin_prefetch(short_->at, 0, 2);
+      short_->at += kLine;
+      if (short_->at >= short_->end) short_++;
     }
   }
+
+  // What one tile has of the long range, in registers.
+  struct Walk {
+    const char* at;
+    int64_t lines;
+    LPX_INLINE void turn() {
+      for (int64_t i = 0; i < lines; i++, at += kLine)
+        __builtin_prefetch(at, 0, 2);
+    }
+  };
+  LPX_INLINE Walk walk() const { return {rest_.at, rest_.at < rest_.end ? lines_ : 0}; }
+  LPX_INLINE void walked(const Walk& walk) { rest_.at = walk.at; }
+
+ private:
+  Range rest_;
+  int64_t lines_ = 0;  // each turn
+  Range *short_ = nullptr, *stop_ = nullptr;
+  int64_t burst_ = 0;  // lines before each tile
 };
-constexpr int kTurn = 8;  // k between two turns
 
 // The rows X of a product, in what form the kind of W asks for.
 struct Rows {
@@ -167,7 +192,7 @@ struct ReadBf16Rows {
 };
 
 // MR rows by NV vectors, over one part of k. `w` has `stride` bytes for each step of k; C [MR, ldc]
-// is added to, or else written.
+// is added to, or else written; `ahead` goes on from tile to tile.
 template <class R, int MR, int NV>
 static void tile(const Rows& rows, const char* w, int64_t stride, int64_t k, float* c, int64_t ldc,
                  bool add, const float*, Prefetch& ahead) {
@@ -181,12 +206,14 @@ static void tile(const Rows& rows, const char* w, int64_t stride, int64_t k, flo
       acc[i][j] = F{};
   }
   int64_t at = 0;
+  Prefetch::Walk walk = ahead.walk();
   for (; at + kTurn <= k; at += kTurn) {
-    ahead.turn();
+    walk.turn();
 #pragma GCC unroll 8
     for (int u = 0; u < kTurn; u += R::step, w += stride)
       R::add(acc, x, at + u, w, false);
   }
+  ahead.walked(walk);
   for (; at < k; at += R::step, w += stride)
     R::add(acc, x, at, w, at + 1 == k);
 #pragma GCC unroll 8
@@ -227,12 +254,14 @@ static void quant_tile(const Rows& rows, const char* w, int64_t stride, int64_t 
     w += stride;
   };
   int64_t at = 0;
+  Prefetch::Walk walk = ahead.walk();
   for (; at + kTurn <= k; at += kTurn) {
-    ahead.turn();
+    walk.turn();
 #pragma GCC unroll 4
     for (int u = 0; u < kTurn; u += 2)
       step(at + u);
   }
+  ahead.walked(walk);
   for (; at < k; at += 2)
     step(at);
 #pragma GCC unroll 8
@@ -263,7 +292,7 @@ struct Quantised {
   static constexpr Tile tile = quant_tile<MR, NV>;
 };
 template <class Make>
-constexpr auto kTiles = all_tiles<Make>(std::make_integer_sequence<int, kTileRows * kVectors>());
+constexpr auto kTiles = all_tiles<Make>(std::make_integer_sequence<int, kMostRows * kVectors>());
 
 // A way to read a panel: the kind of W, and of X where there is a choice.
 enum class Read { bf16, fp32, int8, bf16_rows, quant };
@@ -293,25 +322,41 @@ inline Tile choose_tile(Read read, int rows, int vectors) {
   }
 }
 
-// `count` rows by one panel of `vectors` vectors, in register tiles of about the same height. A
-// part of the panel stays in the first-level cache while all rows pass.
+// How many tiles take `count` rows: kTileRows each, or a little more where one more tile would have
+// few.
+inline int64_t tiles_of(int64_t count) {
+  const int64_t tiles = std::max<int64_t>(count / kTileRows, 1);
+  return count <= tiles * kMostRows ? tiles : tiles + 1;
+}
+
+// Calls take(first, rows) for each of these tiles, which are about the same height.
+template <class Take>
+LPX_INLINE void in_tiles(int64_t count, Take take) {
+  const int64_t tiles = tiles_of(count);
+  for (int64_t i = 0, row = 0; i < tiles; i++) {
+    const int64_t height = ceil_div(count - row, tiles - i);
+    take(row, (int)height);
+    row += height;
+  }
+}
+
+// `count` rows by one panel of `vectors` vectors, in register tiles. A part of the panel stays in
+// the first-level cache while all rows pass.
 inline void product(Read read, Rows rows, int64_t count, const char* w, int vectors, int64_t k,
                     float* c, int64_t ldc, bool add, Prefetch& ahead) {
-  const int64_t tiles = ceil_div(count, kTileRows), part = read == Read::quant ? kQuantPart : kPart,
+  const int64_t part = read == Read::quant ? kQuantPart : kPart,
                 stride = step_bytes(read) * vectors;
   const float* scale = (const float*)w;
   if (read == Read::quant) w += vectors * W * sizeof(float);
   for (int64_t from = 0; from < k; from += part) {
     const int64_t size = k - from < part ? k - from : part;
-    Rows some = rows;
-    for (int64_t i = 0, row = 0; i < tiles; i++) {
-      const int64_t height = ceil_div(count - row, tiles - i);
-      choose_tile(read, (int)height, vectors)(some, w, stride, size, c + row * ldc, ldc,
-                                              add || from > 0, scale, ahead);
-      row += height;
-      some.x = (const char*)some.x + height * rows.ld * x_bytes(read);
-      if (some.scale) some.scale += height;
-    }
+    in_tiles(count, [&](int64_t row, int height) {
+      const Rows some{(const char*)rows.x + row * rows.ld * x_bytes(read),
+                      rows.scale ? rows.scale + row : nullptr, rows.ld};
+      ahead.before_tile();
+      choose_tile(read, height, vectors)(some, w, stride, size, c + row * ldc, ldc, add || from > 0,
+                                         scale, ahead);
+    });
     rows.x = (const char*)rows.x + size * x_bytes(read);
     w += size / step_of(read) * stride;
   }

@@ -4,8 +4,8 @@
 
 namespace loraplex {
 
+constexpr int64_t kMaxRanges = 64;
 constexpr int64_t kPassRows = 64;  // rows that a thread takes through its panels at once
-constexpr int64_t kMaxRanges = 65;
 
 // One projection's base matrices, and where its panels are.
 struct Weights {
@@ -125,8 +125,9 @@ class Products {
         store(c + r * PN + j * W, load(c + r * PN + j * W) + v);
     }
   }
-  static int64_t turns(int64_t k, int64_t rows) {
-    return std::max<int64_t>(k / kTurn, 1) * ceil_div(rows, kTileRows);
+  // Spreads what is read next over the product of one panel by so many rows.
+  static Prefetch during(int64_t k, int64_t rows, Range next) {
+    return {next, std::max<int64_t>(k / kTurn, 1) * tiles_of(rows)};
   }
 
  private:
@@ -134,11 +135,9 @@ class Products {
   void panel_rows(const Matrix& w, int slice, int64_t n, int64_t k, Panel at, const Rows& rows,
                   int64_t from, int64_t to, Range then, float* c) {
     Range range[kMaxRanges];
-    int64_t count = b_ranges(lora, slice, at, from, to, range, kMaxRanges - 1), lines = 0;
-    range[count++] = then;
-    for (int64_t i = 0; i < count; i++)
-      lines += (range[i].end - range[i].at) / 64 + 1;
-    Prefetch ahead{range, range + count, nullptr, nullptr, ceil_div(lines, turns(k, to - from))};
+    const int64_t count = b_ranges(lora, slice, at, from, to, range, kMaxRanges);
+    Prefetch ahead = during(k, to - from, then);
+    ahead.scatter(range, range + count, ceil_div(k, kPart) * tiles_of(to - from));
     panel_base(w, k, at, rows, from, to, c, ahead);
     expand(lora, slice, n, at, from, to, c);
     if (w.bias) add_bias(w.bias, n, at, to - from, c);

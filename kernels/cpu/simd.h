@@ -17,15 +17,15 @@ namespace loraplex {
     defined(__AVX512BF16__)
 #define LPX_AVX512
 constexpr const char* kIsa = "avx512";
-constexpr int W = 16, kTileRows = 8,
-              kVectors = 3;  // lanes; rows and vectors of the largest register tile
+// Lanes; rows of a register tile, at best and at most; vectors of the largest.
+constexpr int W = 16, kTileRows = 8, kMostRows = 8, kVectors = 3;
 #elif defined(__AVX2__) && defined(__FMA__)
 #define LPX_AVX2
 constexpr const char* kIsa = "avx2";
-constexpr int W = 8, kTileRows = 4, kVectors = 2;
+constexpr int W = 8, kTileRows = 4, kMostRows = 6, kVectors = 2;
 #else
 constexpr const char* kIsa = "scalar";
-constexpr int W = 8, kTileRows = 4, kVectors = 2;
+constexpr int W = 8, kTileRows = 4, kMostRows = 4, kVectors = 2;
 #endif
 
 #define LPX_INLINE inline __attribute__((always_inline))
