@@ -15,7 +15,12 @@ struct Best {
 class Head {
  public:
   Head(Frame& frame, Products& products)
-      : f(frame), e(frame.e), m(frame.m), b(frame.b), products(products) {}
+      : f(frame),
+        e(frame.e),
+        m(frame.m),
+        b(frame.b),
+        products(products),
+        aligned(m.vocab % W == 0 && (uintptr_t)b.logits % sizeof(F) == 0) {}
 
   void run() {
     for (int64_t i = f.begin(b.wanted); i < f.end(b.wanted); i++) {
@@ -51,6 +56,7 @@ class Head {
         for (int64_t j = 0; j < at.count; j++)
           take(best, r, (at.first + j) * W, load(tile_ + r * PN + j * W), from + r);
     }
+    end_streams();
     for (int64_t r = 0; r < to - from; r++)
       settle(best, r, from + r);
   }
@@ -61,7 +67,9 @@ class Head {
     best.fault[r] = best.fault[r] + v * F{};
     if (b.logits) {
       float* to = b.logits + row * m.vocab + token;
-      if (real >= W)
+      if (aligned)
+        stream(to, v);
+      else if (real >= W)
         store(to, v);
       else
         for (int64_t i = 0; i < real; i++)
@@ -98,6 +106,7 @@ class Head {
   const Model& m;
   const Batch& b;
   Products& products;
+  const bool aligned;  // all vectors of all rows of logits
   alignas(64) float tile_[kPassRows * PN];
 };
 

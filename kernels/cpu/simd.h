@@ -45,7 +45,37 @@ LPX_INLINE I lane_numbers() {
 LPX_INLINE F load(const float* p) { return *(const FLoad*)p; }
 LPX_INLINE I load_raw(const void* p) { return *(const ILoad*)p; }
 LPX_INLINE void store(float* p, F v) { *(FLoad*)p = v; }
+// Past the caches, for what is not read soon: a line that is written whole is not read before. `p`
+// is aligned to a vector; another thread sees it after `end_streams`.
+LPX_INLINE void stream(float* p, F v) {
+#if defined(LPX_AVX512)
+  _mm512_stream_ps(p, v);
+#elif defined(LPX_AVX2)
+  _mm256_stream_ps(p, v);
+#else
+  store(p, v);
+#endif
+}
+LPX_INLINE void end_streams() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
 LPX_INLINE F max(F a, F b) { return a > b ? a : b; }
+
+// Bit i: whether a comparison holds in lane i.
+LPX_INLINE uint32_t bits(I holds) {
+#if defined(LPX_AVX512)
+  return _mm512_movepi32_mask((__m512i)holds);
+#elif defined(LPX_AVX2)
+  return (uint32_t)_mm256_movemask_ps((__m256)holds);
+#else
+  uint32_t found = 0;
+  for (int i = 0; i < W; i++)
+    found |= (uint32_t)(holds[i] & 1) << i;
+  return found;
+#endif
+}
 
 // The first n < W lanes; zeroes follow.
 inline F load_part(const float* p, int64_t n) {
