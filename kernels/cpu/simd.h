@@ -164,7 +164,9 @@ LPX_INLINE I dot_int16(I acc, I a, I b) {
 #if defined(LPX_AVX512)
   return (I)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
 #elif defined(LPX_AVX2)
-  return acc + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  acc += (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  asm("" : "+x"(acc));  // or GCC adds up products first, and keeps them in memory meanwhile
+  return acc;
 #else
   return acc + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
