@@ -4,8 +4,8 @@
 
 A base without a model stands for the real one: its step keeps a core busy for a fixed time, since
 one that slept is slow at first, and gives the same random logits. All else is real: the engine's
-loop in a process of its own, the socket, the client here. Rows decode together, greedy or drawn
-(temperature 0.8, top-p 0.95; temperature 1).
+loop in a process of its own, the native draws on two threads, the socket, the client here. Rows
+decode together, greedy or drawn (temperature 0.8, top-p 0.95; temperature 1).
 
 Columns are wall time of the loop, without the model's, medians over the steps; `client` is the
 processor time of this process, a mean. As last line it prints one JSON object.
@@ -38,14 +38,17 @@ from loraplex.engine.batch import Batch
 from loraplex.engine.client.local import LocalEngine
 from loraplex.engine.images import BaseManifest, ImageStore
 from loraplex.engine.intake import Intake
+from loraplex.engine.native.draws import draw_rows
 from loraplex.engine.outcome import Outcome, outcome_of
 from loraplex.engine.protocol import Generate, Sampling
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.settings import EngineSettings
 from loraplex.engine.waker import Waker
 from loraplex.engine.worker import Worker
+from loraplex.kernels.cpu.library import Model, load_library
 
 VOCABULARY, MAX_ROWS, PROMPT = 49_152, 64, 16
+THREADS = 2
 WEIGHTS = 1 << 20  # fp32, more than a core's cache
 MANIFEST = BaseManifest("none", "", "f" * 64, 1, 8, VOCABULARY, 8192, (0,), {"o_proj": (8, 8)})
 SAMPLINGS = {
@@ -69,6 +72,10 @@ class BusyExecutor:
         noise = torch.randn(MAX_ROWS, VOCABULARY, generator=generator)
         ranks = torch.argsort(torch.rand(MAX_ROWS, VOCABULARY, generator=generator)) + 1
         self._outcome = outcome_of(noise / 2 - 1.2 * ranks.log())  # Zipf's law, more or less
+        library = load_library()
+        model = Model(vocab=VOCABULARY, heads=1, kv_heads=1, head_dim=16, hidden=16, inner=16)
+        handle = library.start(model, 1, 1, THREADS, ())
+        self._draw = functools.partial(draw_rows, library, handle)
         self._step_s, self._weights = step_s, torch.ones(WEIGHTS)
 
     def set_blocks(self, count: int) -> None:
@@ -82,7 +89,8 @@ class BusyExecutor:
         while time.perf_counter() < end:
             self._weights.sum()
         rows, whole = len(batch.wanted), self._outcome
-        return Outcome(whole.logits[:rows], whole.likeliest[:rows], whole.peak[:rows])
+        parts = (whole.logits[:rows], whole.likeliest[:rows], whole.peak[:rows])
+        return Outcome(*parts, self._draw)
 
 
 class Clock:

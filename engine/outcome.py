@@ -5,6 +5,7 @@ while it writes the logits spares a pass over them. This file knows logits; it r
 requests and how a token is chosen.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,16 @@ class Outcome:
     likeliest: Tensor  # int64 [W], the first token with the highest logit
     peak: Tensor  # fp32 [W], that logit; NaN where a logit of the row is not finite
     draw: DrawRows | None = None  # for rows of this device; without one the host draws
+
+    def tokens(self) -> list[int | None]:
+        """Each row's likeliest token, None where a logit is not finite."""
+        found = zip(self.likeliest.tolist(), self.peak.tolist(), strict=True)
+        return [token if math.isfinite(peak) else None for token, peak in found]
+
+    def to(self, device: torch.device) -> "Outcome":
+        """The same rows on another device, which `draw` is for."""
+        logits, likeliest, peak = self.logits, self.likeliest, self.peak
+        return Outcome(logits.to(device), likeliest.to(device), peak.to(device), self.draw)
 
 
 def outcome_of(logits: Tensor) -> Outcome:

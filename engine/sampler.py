@@ -11,17 +11,15 @@ last one that a limit keeps are kept too. Reported log-probabilities are the mod
 of this.
 
 A greedy row that none of these changes takes the token that the executor found and its logits are
-not read; nor are those of other such rows where the outcome's device draws. The others take
-turns in memory that fits a core's cache, half of them on a second thread: the model's threads have
-nothing to do meanwhile.
+not read. What draws is drawn where the outcome is, all rows in one call: by the device, by the
+native step's threads, or without either by this process. Logits are changed on the host.
 """
 
-import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -32,12 +30,9 @@ from loraplex.engine.philox import uniform
 from loraplex.engine.protocol import Sampling, TokenLogprob
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy
-SHARED_FROM = 4  # rows whose second half is worth a thread's waking
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 ADDENDS = np.where(_BITS == 1, np.float32(0), np.float32(-np.inf))  # for eight tokens of a mask
-
-_second = ThreadPoolExecutor(1, "sampler")
 
 
 class Row(NamedTuple):
@@ -68,52 +63,67 @@ class Choice(NamedTuple):
     logprob: TokenLogprob | None
 
 
-class _Task(NamedTuple):
-    """A row whose logits have to be looked at: fp32 `[vocabulary]`, the highest is `peak`."""
-
-    row: Row
-    logits: Floats
-    peak: float
-
-
 def sample(outcome: Outcome, rows: Sequence[Row]) -> list[Choice | None]:
     """Choose a token for each row of `outcome`, on any device.
 
     A row that holds NaN or infinity, or whose mask lets no token come, has no distribution to
     choose from: its choice is None.
     """
-    peaks = outcome.peak.tolist()
-    if outcome.draw is None:
-        tokens = _likeliest(outcome, peaks)
-        is_chosen = _is_plain
-    else:
-        tokens = outcome.draw(outcome, [_draw(row) for row in rows])
-        is_chosen = _is_unadjusted
-    work = [i for i, row in enumerate(rows) if tokens[i] is not None and not is_chosen(row)]
-    logits = _on_host(outcome.logits, work)
-    tasks = [_Task(rows[i], logits[i], peaks[i]) for i in work]
-    for i, token in zip(work, _choose_all(tasks), strict=True):
-        tokens[i] = token
+    adjusted = [_is_adjusted(row) for row in rows]
+    draws = [None if later else _draw(row) for row, later in zip(rows, adjusted, strict=True)]
+    tokens = (outcome.draw or draw_on_host)(outcome, draws)
+    work = [i for i, token in enumerate(tokens) if adjusted[i] and token is not None]
+    if work:
+        chosen = _choose_adjusted(outcome, work, [rows[i] for i in work])
+        for i, token in zip(work, chosen, strict=True):
+            tokens[i] = token
     return [
         None if token is None else Choice(token, _logprob(outcome.logits[i], token, row.sampling))
         for i, (token, row) in enumerate(zip(tokens, rows, strict=True))
     ]
 
 
-def _likeliest(outcome: Outcome, peaks: list[float]) -> list[int | None]:
-    tokens = zip(outcome.likeliest.tolist(), peaks, strict=True)
-    return [token if math.isfinite(peak) else None for token, peak in tokens]
+def draw_on_host(outcome: Outcome, draws: Sequence[Draw | None]) -> list[int | None]:
+    """See `DrawRows`: in this process, a row after the other."""
+    tokens = outcome.tokens()
+    if any(draws):
+        logits, peaks = outcome.logits.numpy(), outcome.peak.tolist()
+        drawer = Drawer(logits.shape[1])
+        for i, draw in enumerate(draws):
+            if draw is not None and tokens[i] is not None:
+                tokens[i] = drawer.draw(logits[i], peaks[i], *draw)
+    return tokens
+
+
+def _choose_adjusted(outcome: Outcome, index: list[int], rows: list[Row]) -> list[int | None]:
+    """Tokens of the rows `index`: what changes their logits does so in a copy on the host."""
+    logits = _on_host(outcome.logits, index)
+    for line, row in zip(logits, rows, strict=True):
+        _adjust(line, row)
+    likeliest = logits.argmax(axis=1)
+    peak = logits[np.arange(len(rows)), likeliest]
+    peak[~np.isfinite(peak)] = np.nan
+    best = torch.from_numpy(likeliest), torch.from_numpy(peak)
+    adjusted = Outcome(torch.from_numpy(logits), *best, outcome.draw)
+    draws = [_draw(row) for row in rows]
+    if not any(draws):
+        return adjusted.tokens()
+    return (outcome.draw or draw_on_host)(adjusted.to(outcome.logits.device), draws)
+
+
+def _on_host(logits: Tensor, index: list[int]) -> Floats:
+    """A copy of some rows of `logits`."""
+    if logits.device.type == "cpu":
+        copied: Floats = logits.numpy()[index]
+        return copied
+    return logits[index].cpu().numpy()
 
 
 def _draw(row: Row) -> Draw | None:
-    """How a device chooses the row's token, if it may: by a draw, or as the likeliest."""
-    if is_greedy(row.sampling) or _is_adjusted(row):
+    """How the row's token is drawn; None for the likeliest."""
+    if is_greedy(row.sampling):
         return None
-    return Draw(row.sampling, _share(row))
-
-
-def _share(row: Row) -> float:
-    return uniform(row.seed, row.generated)
+    return Draw(row.sampling, uniform(row.seed, row.generated))
 
 
 def _logprob(logits: Tensor, token: int, sampling: Sampling) -> TokenLogprob | None:
@@ -133,56 +143,8 @@ def is_adjusted(sampling: Sampling) -> bool:
     return bool(penalties or sampling.repetition_penalty != 1 or sampling.logit_bias)
 
 
-def _is_plain(row: Row) -> bool:
-    return is_greedy(row.sampling) and not _is_adjusted(row)
-
-
-def _is_unadjusted(row: Row) -> bool:
-    return not _is_adjusted(row)
-
-
 def _is_adjusted(row: Row) -> bool:
     return row.mask is not None or row.is_short or is_adjusted(row.sampling)
-
-
-def _on_host(logits: Tensor, wanted: list[int]) -> dict[int, Floats]:
-    """The wanted rows of `logits`; from a GPU they come in one copy."""
-    chosen = logits if logits.device.type == "cpu" else logits[wanted].cpu()
-    places = wanted if chosen is logits else range(len(wanted))
-    matrix = chosen.numpy()
-    return {i: matrix[place] for i, place in zip(wanted, places, strict=True)}
-
-
-def _choose_all(tasks: list[_Task]) -> list[int | None]:
-    if len(tasks) < SHARED_FROM:
-        return _choose_in_turn(tasks)
-    half = len(tasks) // 2
-    others = _second.submit(_choose_in_turn, tasks[half:])
-    return _choose_in_turn(tasks[:half]) + others.result()
-
-
-def _choose_in_turn(tasks: list[_Task]) -> list[int | None]:
-    if not tasks:
-        return []
-    vocabulary = len(tasks[0].logits)
-    drawer, spare = Drawer(vocabulary), np.empty(vocabulary, np.float32)
-    return [_choose(task, drawer, spare) for task in tasks]
-
-
-def _choose(task: _Task, drawer: Drawer, spare: Floats) -> int | None:
-    """The row's token; adjusted logits are written to `spare`, `[vocabulary]`."""
-    row, logits, peak = task
-    if _is_adjusted(row):
-        logits = spare
-        np.copyto(logits, task.logits)
-        _adjust(logits, row)
-        token = int(logits.argmax())
-        peak = float(logits[token])
-        if not math.isfinite(peak):
-            return None
-        if is_greedy(row.sampling):
-            return token
-    return drawer.draw(logits, peak, row.sampling, _share(row))
 
 
 def _adjust(logits: Floats, row: Row) -> None:
@@ -202,7 +164,9 @@ def _adjust(logits: Floats, row: Row) -> None:
     for token, bias in sampling.logit_bias:
         logits[token] += bias
     if row.mask is not None:
-        addends = ADDENDS[row.mask.astype("<i4", copy=False).view(np.uint8)]
+        # The default mode of `take` needs five times as long.
+        octets = row.mask.astype("<i4", copy=False).view(np.uint8)
+        addends = ADDENDS.take(octets, axis=0, mode="clip")
         logits += addends.reshape(-1)[: len(logits)]
     if row.is_short:
         _bar(logits, [token for token in row.barred if 0 <= token < len(logits)])

@@ -7,6 +7,7 @@ and where images come from.
 
 import os
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from loraplex.engine.batch import Batch
+from loraplex.engine.draw import Draw
 from loraplex.engine.executor import Pairs
 from loraplex.engine.images import ImageHeader
 from loraplex.engine.model.adapter import projection_sizes
 from loraplex.engine.native.batch import Staged, address
+from loraplex.engine.native.draws import draw_rows
 from loraplex.engine.native.images import pack_image, packed_bytes
 from loraplex.engine.native.memory import Bytes, Memory
 from loraplex.engine.native.region import Region
@@ -128,11 +131,14 @@ class NativeExecutor:
         staged.struct.seconds = address(self.seconds)
         self._library.step(self._handle, staged.struct)
         likeliest = torch.from_numpy(self._likeliest[:wanted].astype(np.int64))
-        return Outcome(self._logits[:wanted], likeliest, self._peak[:wanted])
+        return Outcome(self._logits[:wanted], likeliest, self._peak[:wanted], self._draw)
 
     def close(self) -> None:
         """End the threads; no step can run any more."""
         self._stop()
+
+    def _draw(self, outcome: Outcome, draws: Sequence[Draw | None]) -> list[int | None]:
+        return draw_rows(self._library, self._handle, outcome, draws)
 
 
 def _copy(source: Bytes, target: Bytes, pairs: Pairs) -> None:

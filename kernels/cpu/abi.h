@@ -94,6 +94,17 @@ struct Batch {
   double* seconds;                    // [kPhases] added to, or null
 };
 
+// How a row draws its token (draw.h).
+struct Draw {
+  const float* logits;  // [vocab], -inf for a token that may not come
+  int64_t top_k;        // 0 for no limit
+  double peak;          // the highest logit, finite
+  double factor;        // 1 / temperature
+  double top_p, min_p;  // 1 and 0 for no limit
+  double share;         // in [0, 1)
+  int64_t token;        // the token drawn
+};
+
 // norm, shrink, qkv, attention, o, gate/up, down, head
 constexpr int kPhases = 8;
 
@@ -118,5 +129,7 @@ int64_t lpx_kv_block_bytes(const loraplex::Model*);
 void* lpx_start(const loraplex::Model*, int64_t max_rows, int64_t max_wanted, int64_t threads,
                 const int32_t* cores);
 void lpx_step(void*, const loraplex::Batch*);  // at most max_rows rows
+// Sets the token of each row, between steps.
+void lpx_draw(void*, int64_t count, loraplex::Draw* rows);
 void lpx_stop(void*);
 }

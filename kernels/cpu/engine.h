@@ -8,6 +8,7 @@
 #include <new>
 
 #include "attention.h"
+#include "draw.h"
 #include "lora.h"
 #include "team.h"
 
@@ -63,6 +64,7 @@ struct Engine {
   int64_t slot_floats = 0;
   std::vector<std::unique_ptr<AttentionScratch>> scratch;
   std::atomic<int64_t> next_item[2];
+  std::vector<Drawer> drawers;  // one a thread
 
   Engine(const Model& model, int64_t rows, int64_t wanted, int threads, const int32_t* cores)
       : m(model),
@@ -78,7 +80,8 @@ struct Engine {
         rounded(max_rows * width * 2),
         scale(max_rows * 4),
         best(threads * wanted),
-        best_token(threads * wanted) {
+        best_token(threads * wanted),
+        drawers(threads, Drawer(m.vocab)) {
     for (int t = 0; t < threads; t++)
       scratch.push_back(std::make_unique<AttentionScratch>(m.head_dim));
   }

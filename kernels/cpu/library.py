@@ -112,8 +112,19 @@ class Batch(Structure):
     )
 
 
+class Draw(Structure):
+    """How a row draws its token, and which that is."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("top_k", c_int64),
+        *((name, c_double) for name in ("peak", "factor", "top_p", "min_p", "share")),
+        ("token", c_int64),
+    )
+
+
 STRUCTS = (
-    Matrix, Layer, Model, LoraSlice, LoraProjection, Adapter, Segment, Sequence, Batch,
+    Matrix, Layer, Model, LoraSlice, LoraProjection, Adapter, Segment, Sequence, Batch, Draw,
 )  # fmt: skip
 
 
@@ -173,6 +184,10 @@ class Library:
         """Run a step; other Python threads run meanwhile."""
         self._library.lpx_step(handle, ctypes.byref(batch))
 
+    def draw(self, handle: int, rows: ctypes.Array[Draw]) -> None:
+        """Set each row's token, between steps; other Python threads run meanwhile."""
+        self._library.lpx_draw(handle, len(rows), rows)
+
     def stop(self, handle: int) -> None:
         """End the threads and free the scratch memory of a handle."""
         self._library.lpx_stop(handle)
@@ -190,6 +205,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "lpx_kv_block_bytes": (i64, (address,)),
         "lpx_start": (address, (address, i64, i64, i64, address)),
         "lpx_step": (None, (address, address)),
+        "lpx_draw": (None, (address, i64, address)),
         "lpx_stop": (None, (address,)),
     }
     for name, (result, arguments) in signatures.items():

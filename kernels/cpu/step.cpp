@@ -5,6 +5,7 @@
 // panels of a product, the rows of a norm and the tiles of attention, and meet at barriers. It
 // knows packed weights, block tables and segments; it refuses to know requests, files and Python.
 // One step at a time for each lpx_start.
+#include <atomic>
 #include <cstring>
 
 #include "attend.h"
@@ -95,6 +96,21 @@ struct Job {
   const Batch* batch;
 };
 
+constexpr int64_t kDrawnAlone = 8;  // rows not worth the waking of other threads
+
+struct DrawJob {
+  Engine* engine;
+  int64_t count;
+  Draw* rows;
+  std::atomic<int64_t> next{0};
+};
+
+void draw_some(void* argument, int t, int) {
+  DrawJob& job = *(DrawJob*)argument;
+  for (int64_t i; (i = job.next++) < job.count;)
+    job.rows[i].token = job.engine->drawers[t].draw(job.rows[i]);
+}
+
 }  // namespace
 }  // namespace loraplex
 
@@ -153,6 +169,14 @@ void lpx_step(void* engine, const Batch* batch) {
         Step(*job.engine, *job.batch, t, threads).run();
       },
       &job);
+}
+
+void lpx_draw(void* engine, int64_t count, Draw* rows) {
+  DrawJob job{(Engine*)engine, count, rows};
+  if (count > kDrawnAlone)
+    job.engine->team.run(draw_some, &job);
+  else
+    draw_some(&job, 0, 1);
 }
 
 void lpx_stop(void* engine) { delete (Engine*)engine; }

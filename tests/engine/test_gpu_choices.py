@@ -76,3 +76,16 @@ def test_a_buffer_is_written_once_the_copy_from_it_has_ended(
         metadata.send(write)
     assert told == ["write", "write", "a", "write", "b", "write"]
     assert metadata.ints.tolist() == [5] * 4
+
+
+@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_p": 0.99}, {"min_p": 0.1}])
+def test_what_may_not_come_is_not_drawn(limits: dict[str, float]) -> None:
+    """Logits of -inf, which a guide's mask leaves."""
+    logits = torch.full((4, 70), -torch.inf)
+    logits[:, [3, 40]] = torch.tensor([1.0, 0.5])
+    peak, first = logits.max(dim=1)
+    sampling = SimpleNamespace(
+        **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | limits
+    )
+    draws = [Draw(sampling, share) for share in (0.0, 0.6, 0.7, 1 - 2.0**-53)]
+    assert Choices(4, CPU).choose(Outcome(logits, first, peak), draws).result() == [3, 3, 40, 40]

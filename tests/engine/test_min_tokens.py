@@ -13,7 +13,7 @@ from loraplex.engine.ahead import may_fly
 from loraplex.engine.outcome import Outcome, outcome_of
 from loraplex.engine.plan import Plan, Scheduled
 from loraplex.engine.protocol import Beams, Finished, Generate, Guide, Sampling
-from loraplex.engine.sampler import Row, sample
+from loraplex.engine.sampler import Row, draw_on_host, sample
 from loraplex.engine.sequence import from_request
 
 Start = Callable[..., Any]
@@ -123,19 +123,21 @@ def test_tokens_on_their_way_count() -> None:
         assert may_fly(Plan((Scheduled(sequence, 0, 1, 1),)), 0) == flies
 
 
-def test_a_device_draws_only_for_rows_that_are_long_enough() -> None:
-    heard: list[Any] = []
+def test_a_device_draws_rows_that_are_too_short_without_what_is_barred() -> None:
+    heard: list[tuple[Outcome, Any]] = []
 
     def draw(outcome: Outcome, draws: Any) -> list[int | None]:
-        heard.extend(draws)
-        return [5, 5]
+        heard.append((outcome, draws))
+        return draw_on_host(outcome, draws)
 
     logits = torch.zeros(2, 8)
     logits[:, 5] = 50.0
     asked = Sampling(9, min_tokens=2)
     short, long = (Row(asked, tokens, 1, 0, None, (5,)) for tokens in ((1, 2), (1, 2, 3)))
     found = sample(replace(outcome_of(logits), draw=draw), [short, long])
-    assert heard[0] is None and heard[1] is not None
+    (_, plain), (barred, again) = heard
+    assert plain[0] is None and plain[1] is not None and len(again) == 1
+    assert barred.logits.isneginf().tolist() == [[token == 5 for token in range(8)]]
     assert found[0] is not None and found[0].token_id != 5
     assert found[1] is not None and found[1].token_id == 5
 

@@ -179,22 +179,48 @@ def test_a_greedy_row_without_penalties_is_the_outcomes_likeliest() -> None:
 
 
 def test_what_a_device_draws_is_not_drawn_again() -> None:
-    """Rows that are adjusted are the host's; their likeliest tokens are what the device finds."""
-    heard: list[Any] = []
+    """Rows whose logits are changed are drawn by the device too, once they are; greedy ones not."""
+    heard: list[tuple[Outcome, list[Draw | None]]] = []
+    told = iter([[3, 4, 5, None, 6], [7, 8]])
 
     def draw(outcome: Outcome, draws: Sequence[Draw | None]) -> list[int | None]:
-        heard.extend(draws)
-        return [3, 4, 5, None]
+        heard.append((outcome, [*draws]))
+        return next(told)
 
-    logits = torch.from_numpy(noise(5, rows=4))
-    tired = Sampling(8, 1.0, presence_penalty=0.5)
-    asked = (Sampling(8, 0.0), Sampling(8, 0.7, seed=6, logprobs=0), tired, Sampling(8))
-    owners = [Row(each, (1, 2, 3), 2, each.seed) for each in asked]
-    found = sampler.sample(replace(outcome_of(logits), draw=draw), owners)
-    assert heard == [None, Draw(asked[1], uniform(6, 1)), None, Draw(asked[3], uniform(0, 1))]
-    assert found[0] == Choice(3, None) and found[3] is None
-    assert found[1] and found[1].token_id == 4 and found[1].logprob
-    assert found[2] == sample(logits[2:3], owners[2:3])[0]
+    logits = torch.from_numpy(noise(5, rows=5))
+    plain, warm = Sampling(8, 0.0), Sampling(8, 0.7, seed=6, logprobs=0)
+    tired, banned = Sampling(8, presence_penalty=0.5), Sampling(8, 0.0, logit_bias=((9, -50.0),))
+    owners = [
+        Row(each, (1, 2, 3), 2, each.seed) for each in (plain, warm, tired, Sampling(8), banned)
+    ]
+    subject = replace(outcome_of(logits), draw=draw)
+    found = sampler.sample(subject, owners)
+    free, changed = heard
+    assert free == (
+        subject,
+        [None, Draw(warm, uniform(6, 1)), None, Draw(Sampling(8), uniform(0, 1)), None],
+    )
+    assert changed[1] == [Draw(tired, uniform(0, 1)), None]
+    assert [c and c.token_id for c in found] == [3, 4, 7, None, 8]
+    assert found[1] and found[1].logprob
+    expected = logits[[2, 4]].clone()
+    expected[0, 3] -= 0.5
+    expected[1, 9] -= 50.0
+    assert torch.equal(changed[0].logits, expected)
+    assert torch.equal(changed[0].likeliest, expected.argmax(1))
+    assert torch.equal(changed[0].peak, expected.amax(1))
+
+
+def test_greedy_rows_are_not_drawn_once_they_are_changed() -> None:
+    def draw(outcome: Outcome, draws: Sequence[Draw | None]) -> list[int | None]:
+        assert outcome is subject
+        return [1]
+
+    row = noise(1)
+    subject = replace(outcome_of(torch.from_numpy(row)[None]), draw=draw)
+    best, second = (int(token) for token in np.argsort(row)[::-1][:2])
+    banned = row_of(Sampling(8, 0.0, logit_bias=((best, -99.0),)))
+    assert sampler.sample(subject, [banned]) == [Choice(second, None)]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
