@@ -70,13 +70,14 @@ def load_native(
 ) -> NativeExecutor:
     """The native executor of a model directory."""
     team, length = choose_team(settings), _length(config, settings)
+    name = "bfloat16" if settings.dtype == "auto" else settings.dtype
     precision = choose_precision(
-        settings.dtype,
+        name,
         settings.quantization,
         stored_bf16=are_bf16(directory),
         multiplies_bf16=library.has_bf16,
+        kv_dtype=getattr(torch, settings.choose_kv_dtype("native", name, "int8")),
     )
-    settings.choose_kv_dtype("native", str(precision.dtype).removeprefix("torch."))
     weights = Checkpoint(directory)
     base = pack_base(weights, config, precision, library, length, team.threads)
     base.struct.block_size = settings.block_size

@@ -39,6 +39,7 @@ NORMS = {
     "k_norm": "self_attn.k_norm",
 }
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+KV_KINDS = {torch.bfloat16: abi.BF16, torch.float32: abi.FP32, torch.int8: abi.INT8}
 
 Shape = tuple[int, ...]
 
@@ -65,7 +66,8 @@ class Precision:
 
     kind: int
     activations: int
-    dtype: torch.dtype  # of the KV cache, the embedding and what is not a matrix
+    dtype: torch.dtype  # of the embedding and what is not a matrix
+    kv_dtype: torch.dtype  # of the KV cache; int8 as in `kernels.kv_rows`
     name: str  # as the engine reports it
 
     @property
@@ -75,21 +77,28 @@ class Precision:
 
 
 def choose_precision(
-    dtype: str, quantization: str, *, stored_bf16: bool, multiplies_bf16: bool
+    dtype: str,
+    quantization: str,
+    *,
+    stored_bf16: bool,
+    multiplies_bf16: bool,
+    kv_dtype: torch.dtype | None = None,
 ) -> Precision:
     """The precision that the settings ask for; "auto" is bfloat16.
 
     float32 with weights that are `stored_bf16` keeps them as they are: the products are the same.
+    KV is kept in the computation's dtype unless `kv_dtype` is given.
     """
     wide = torch.float32 if dtype == "float32" else torch.bfloat16
+    kv = kv_dtype or wide
     if quantization != "none":
         activations = abi.ACT_INT16 if quantization == "int8" else abi.ACT_INT8
-        return Precision(abi.QUANT8, activations, wide, quantization)
+        return Precision(abi.QUANT8, activations, wide, kv, quantization)
     if wide == torch.float32:
         kind = abi.BF16 if stored_bf16 else abi.FP32
-        return Precision(kind, abi.ACT_FP32, wide, "float32")
+        return Precision(kind, abi.ACT_FP32, wide, kv, "float32")
     activations = abi.ACT_BF16 if multiplies_bf16 else abi.ACT_FP32
-    return Precision(abi.BF16, activations, wide, "bfloat16")
+    return Precision(abi.BF16, activations, wide, kv, "bfloat16")
 
 
 def are_bf16(directory: Path) -> bool:
@@ -177,7 +186,7 @@ class _Packer:
             rotary_dim=config.rotary_dim,
             kind=precision.kind,
             activations=precision.activations,
-            kv_fp32=precision.dtype == torch.float32,
+            kv_kind=KV_KINDS[precision.kv_dtype],
             norm_eps=config.norm_eps,
             attention_scale=config.head_dim**-0.5,
             layer=layers,

@@ -32,7 +32,7 @@ struct Model {
   int64_t rotary_dim;                       // leading columns of a head that rotate, even
   int64_t kind;                             // of all base matrices
   int64_t activations;                      // see Activations
-  int64_t kv_fp32;                          // KV cache in fp32 instead of bf16
+  int64_t kv_kind;                          // of the KV cache: kBf16, kFp32 or kInt8
   int64_t block_size, blocks;               // of the KV cache; 16, 32 … 512
   double norm_eps, attention_scale;         // scale of q . k, such as head_dim ** -0.5
   double attention_softcap, logit_softcap;  // cap * tanh(x / cap); 0 for none

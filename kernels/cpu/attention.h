@@ -4,9 +4,8 @@
 // of t's own sequence with p(t) - window < j <= p(t), p being positions and g mapping heads to KV
 // heads.
 //
-// A block of the cache holds, for each layer, K and then V of each KV head: K as a panel whose
-// outputs are the block's keys ([D/2][keys][2] bf16 or [D][keys] fp32), V as a panel whose outputs
-// are the head's columns ([keys/2][D][2] or [keys][D]).
+// Where keys and values have scales (cache.h), scores are multiplied by those of their keys, and
+// weights, once the softmax has its total, by those of their values.
 //
 // Keys are taken in parts of kPartKeys at fixed places of the sequence. Each part has a softmax of
 // its own, and parts are merged in order (Milakov and Gimelshein, 2018), whether one thread walks
@@ -14,6 +13,7 @@
 #pragma once
 #include <vector>
 
+#include "cache.h"
 #include "rows.h"
 
 namespace loraplex {
@@ -21,48 +21,6 @@ namespace loraplex {
 constexpr int64_t kPartKeys = 512;
 constexpr int64_t kTilePositions = 8;  // rows of one sequence that share a walk over its keys
 constexpr int64_t kTileQueries = 16;   // and query heads of one KV head
-
-struct Cache {
-  char* data;
-  int64_t block_bytes, head_bytes, block_size, dim, kv_heads;
-  Read read;
-  bool fp32;
-
-  explicit Cache(const Model& m)
-      : data((char*)m.kv),
-        head_bytes(m.block_size * m.head_dim * (m.kv_fp32 ? 4 : 2)),
-        block_size(m.block_size),
-        dim(m.head_dim),
-        kv_heads(m.kv_heads),
-        read(m.kv_fp32 ? Read::fp32 : Read::bf16),
-        fp32(m.kv_fp32) {
-    block_bytes = m.layers * 2 * kv_heads * head_bytes;
-  }
-  char* head(int64_t block, int64_t layer, int values, int64_t kv_head) const {
-    return data + block * block_bytes + ((layer * 2 + values) * kv_heads + kv_head) * head_bytes;
-  }
-  // Before a block's first slot is written: what lies beyond a sequence's last key is multiplied by
-  // zero, which would not silence a NaN that another sequence left.
-  void clear(int64_t block) const { memset(data + block * block_bytes, 0, block_bytes); }
-  // One key and value of one head.
-  void write(int64_t block, int64_t slot, int64_t layer, int64_t kv_head, const float* key,
-             const float* value) const {
-    char *k = head(block, layer, 0, kv_head), *v = head(block, layer, 1, kv_head);
-    if (fp32) {
-      for (int64_t d = 0; d < dim; d++)
-        ((float*)k)[d * block_size + slot] = key[d];
-      memcpy((float*)v + slot * dim, value, dim * sizeof(float));
-    } else {
-      bf16 *pairs = (bf16*)k + slot * 2, *values = (bf16*)v + slot / 2 * dim * 2 + slot % 2;
-      for (int64_t d = 0; d < dim; d += 2) {
-        pairs[d * block_size] = round_bf16(key[d]);
-        pairs[d * block_size + 1] = round_bf16(key[d + 1]);
-      }
-      for (int64_t d = 0; d < dim; d++)
-        values[d * 2] = round_bf16(value[d]);
-    }
-  }
-};
 
 // Softmax state of some query rows: highest score, sum of weights, weighted sum of values.
 struct State {
@@ -134,29 +92,45 @@ struct Part {
   Prefetch after(int64_t b, int values, int64_t panels, int64_t k) const {
     const char* next = b + 1 < blocks ? block(b + 1, values) : values ? then : block(0, 1);
     if (!next) return {};
-    return {{next, next + cache.head_bytes}, panels * tiles_of(queries) * (k / kTurn)};
+    for (const char* at = next + cache.panel_bytes; at < next + cache.head_bytes; at += kLine)
+      __builtin_prefetch(at, 0, 2);
+    return {{next, next + cache.panel_bytes}, panels * tiles_of(queries) * (k / kTurn)};
+  }
+
+  // Semantics: S[r, j] *= scale_j over the keys of a block, of its keys or of its values.
+  void rescale(int64_t b, int values) const {
+    const float* scales = cache.scales(block(b, values));
+    if (!scales) return;
+    float* score = s.scores.data() + b * cache.block_size;
+    for (int64_t i = 0; i < cache.block_size; i += W) {
+      const F scale = load(scales + i);
+      for (int64_t r = 0; r < queries; r++)
+        store(score + r * keys + i, load(score + r * keys + i) * scale);
+    }
   }
 
   // Semantics: S[r, j] = Q[r] . K[j].
   void score() const {
     const int vectors = (int)(cache.block_size / W);
+    const int64_t bytes = step_bytes(cache.read);
     for (int64_t b = 0; b < blocks; b++) {
       Prefetch ahead = after(b, 0, ceil_div(vectors, kVectors), cache.dim);
       for (int v = 0; v < vectors; v += kVectors) {
         const int count = vectors - v < kVectors ? vectors - v : kVectors;
         in_tiles(queries, [&](int64_t r, int height) {
           choose_tile(cache.read, height, count)(
-              {s.queries.data() + r * cache.dim, nullptr, cache.dim}, block(b, 0) + v * W * 4,
-              cache.block_size * 4, cache.dim,
+              {s.queries.data() + r * cache.dim, nullptr, cache.dim}, block(b, 0) + v * bytes,
+              vectors * bytes, cache.dim,
               s.scores.data() + r * keys + b * cache.block_size + v * W, keys, false, nullptr,
               ahead);
         });
       }
+      rescale(b, 0);
     }
   }
 
   // Semantics: P[r, j] = exp(cap(S[r, j]) - max_j) over the keys that row r sees, 0 elsewhere; in
-  // place.
+  // place. The total shows a score that is NaN.
   void weigh(int64_t r, float softcap, const State& to) const {
     const int64_t position = task.position + r / task.heads, first = task.first_key(position);
     float* score = s.scores.data() + r * keys;
@@ -172,7 +146,8 @@ struct Part {
     }
     const F most = splat(highest(top));
     for (int64_t i = 0; i < keys; i += W) {
-      const F x = load(score + i), weight = x == unseen ? F{} : exp2((x - most) * splat(kLog2E));
+      const F x = load(score + i), seen = exp2((x - most) * splat(kLog2E)) + (x - x),
+              weight = x == unseen ? F{} : seen;
       total = total + weight;
       store(score + i, weight);
     }
@@ -183,16 +158,18 @@ struct Part {
   // Semantics: O[r] = sum_j P[r, j] V[j].
   void add_values(const State& to) const {
     const Cut cut(cache.dim);
+    const int64_t bytes = step_bytes(cache.read);
     for (int64_t r = 0; r < queries; r++)
       memset(to.out + r * to.ld, 0, cache.dim * sizeof(float));
     for (int64_t b = 0; b < blocks; b++) {
+      rescale(b, 1);
       Prefetch ahead = after(b, 1, cut.panels, cache.block_size);
       for (int64_t p = 0; p < cut.panels; p++) {
         const Panel at = cut.panel(p);
         in_tiles(queries, [&](int64_t r, int height) {
           choose_tile(cache.read, height, at.count)(
               {s.scores.data() + r * keys + b * cache.block_size, nullptr, keys},
-              block(b, 1) + at.first * W * 4, cache.dim * 4, cache.block_size,
+              block(b, 1) + at.first * bytes, cut.vectors * bytes, cache.block_size,
               to.out + r * to.ld + at.output(), to.ld, true, nullptr, ahead);
         });
       }

@@ -49,7 +49,7 @@ class Model(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim")),
         *((name, c_int64) for name in ("inner", "vocab", "rotary_dim", "kind", "activations")),
-        *((name, c_int64) for name in ("kv_fp32", "block_size", "blocks")),
+        *((name, c_int64) for name in ("kv_kind", "block_size", "blocks")),
         *((name, c_double) for name in ("norm_eps", "attention_scale")),
         *((name, c_double) for name in ("attention_softcap", "logit_softcap")),
         ("layer", POINTER(Layer)),

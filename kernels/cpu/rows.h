@@ -40,7 +40,7 @@ LPX_INLINE F soften(F x, float cap) {
   F e = exp2(size *
              splat(-2 * kLog2E / cap));  // tanh(y) = (1 - exp(-2 y)) / (1 + exp(-2 y)) for y >= 0
   F t = splat(cap) * (one - e) / (one + e);
-  return x < zero ? -t : t;
+  return x != x ? x : x < zero ? -t : t;
 }
 
 // Rotates the leading `dim` columns of a head (halves as pairs: Su et al., 2021); `turn` holds

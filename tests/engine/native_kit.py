@@ -86,6 +86,7 @@ def executor(
     room: int = 1 << 30,
     block_size: int = BLOCK_SIZE,
     round_rows: bool | None = None,
+    kv_dtype: torch.dtype | None = None,
     adjust: Callable[[Any], object] = lambda struct: None,
 ) -> NativeExecutor:
     """A native executor of a model; `adjust` may change the struct `Model` before it starts.
@@ -95,8 +96,9 @@ def executor(
     library = load_library(isa)
     multiplies_bf16 = library.has_bf16 if round_rows is None else round_rows
     precision = choose_precision(
-        dtype, quantization, stored_bf16=stored_bf16, multiplies_bf16=multiplies_bf16
-    )
+        dtype, quantization, stored_bf16=stored_bf16, multiplies_bf16=multiplies_bf16,
+        kv_dtype=kv_dtype,
+    )  # fmt: skip
     base = pack_base(model, model.config, precision, library, model.config.max_positions)
     adjust(base.struct)
     base.struct.block_size = block_size
@@ -210,8 +212,12 @@ def dense_logits(
     attention_softcap: float = 0.0,
     logit_softcap: float = 0.0,
     rotary_dim: int | None = None,
+    kept: Callable[[Tensor], Tensor] = lambda kv: kv,
 ) -> Tensor:
-    """Logits `[T, vocabulary]` fp64 of all tokens of a sequence."""
+    """Logits `[T, vocabulary]` fp64 of all tokens of a sequence.
+
+    `kept` is what the cache makes of keys and values `[T, KV heads, D]`.
+    """
     config, get = model.config, model.double
     rotary_dim = rotary_dim or config.head_dim
     cos, sin = (t.double() for t in rotary_tables(config.rope, rotary_dim, len(tokens)))
@@ -247,7 +253,7 @@ def dense_logits(
         normed = norm(x, f"{prefix}.input_layernorm.weight")
         q, k = (turn(heads(normed, layer, name, True)) for name in "qk")
         v, group = heads(normed, layer, "v", False), config.num_heads // config.num_kv_heads
-        k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+        k, v = (kept(t).repeat_interleave(group, 1) for t in (k, v))
         scores = torch.einsum("ihd,jhd->hij", q, k) * config.head_dim**-0.5
         scores = _cap(scores, attention_softcap) + _mask(len(tokens), config.windows[layer])
         out = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)

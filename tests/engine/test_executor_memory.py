@@ -1,5 +1,6 @@
 """KV blocks and images in one region: whatever is copied, swapped and moved, no logit changes."""
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,12 +47,14 @@ def files(directory: Path, torch_kit: ModuleType) -> Files:
     return found
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
+@pytest.fixture(scope="module", params=["torch", "native", "native, int8 KV"])
 def make(
     request: pytest.FixtureRequest, directory: Path, files: Files, torch_kit: ModuleType
 ) -> Iterator[Make]:
     """Makes a runner with images, whose region has room for all blocks and a few images."""
-    load = {"torch": torch_kit.load, "native": torch_kit.load_native}[request.param]
+    load = torch_kit.load if request.param == "torch" else torch_kit.load_native
+    if "int8" in request.param:
+        load = functools.partial(load, kv_dtype=torch.int8)
     probe = load(directory, blocks=1)
     made = [probe]
     room = sum(sorted(probe.image_bytes(header) for header, _ in files.values())[-FITTING:])

@@ -68,6 +68,7 @@ def test_native_takes_what_settings_say(directory: Path, caplog: pytest.LogCaptu
     [
         ({"dtype": "float32"}, "float32"),
         ({"quantization": "int8"}, "int8"),
+        ({"quantization": "int8", "kv_cache_dtype": "int8"}, "int8"),
         ({"quantization": "int8-w8a8", "dtype": "float32"}, "int8-w8a8"),
     ],
 )
@@ -112,18 +113,21 @@ def test_kv_dtypes_that_are_not_had(
     load_executor(manifest(directory), EngineSettings(kv_cache_dtype=other, dtype=other))
 
 
-def test_int8_kv_is_the_torch_executor_s_and_not_the_native_one_s(
-    directory: Path, request: pytest.FixtureRequest
+@pytest.mark.parametrize(
+    ("executor", "dtype", "own"), [("native", "bfloat16", 2), ("torch", "float32", 4)]
+)
+def test_int8_kv_leaves_room_for_more_blocks(
+    executor: str, dtype: str, own: int, directory: Path, request: pytest.FixtureRequest
 ) -> None:
-    settings = EngineSettings(kv_cache_dtype="int8", kv_cache_bytes=30_000)
-    with pytest.raises(SettingsError, match=r"KV as bfloat16: give auto, bfloat16$"):
-        load_executor(manifest(directory), settings)
-    request.getfixturevalue("without_native")
-    plain = load_executor(manifest(directory), EngineSettings(kv_cache_bytes=30_000))
-    small = load_executor(manifest(directory), settings)
-    assert small.dtype == plain.dtype == "float32"
-    assert 2 * small.block_bytes < plain.block_bytes
-    assert small.num_blocks == 30_000 // small.block_bytes > 2 * plain.num_blocks > 0
+    if executor == "torch":
+        request.getfixturevalue("without_native")
+    plain = load_executor(manifest(directory), EngineSettings(kv_cache_bytes=90_000))
+    small = load_executor(
+        manifest(directory), EngineSettings(kv_cache_dtype="int8", kv_cache_bytes=90_000)
+    )
+    assert small.dtype == plain.dtype == dtype
+    assert small.block_bytes == plain.block_bytes * (16 + 4) // (16 * own)
+    assert small.num_blocks == 90_000 // small.block_bytes > plain.num_blocks > 0
 
 
 def test_cache_may_hold_nothing(directory: Path) -> None:

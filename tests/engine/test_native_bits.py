@@ -20,6 +20,7 @@ PRECISIONS = {
     "bfloat16 rows": {"dtype": "bfloat16", "round_rows": True},
     "int8": {"quantization": "int8"},
     "int8-w8a8": {"quantization": "int8-w8a8"},
+    "int8 KV": {"dtype": "bfloat16", "kv_dtype": torch.int8},
 }
 
 
@@ -65,7 +66,7 @@ def test_any_company_and_chunking(
     check(runner, tracks, alone, lambda: next(sizes))
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int8 KV"])
 def test_any_number_of_threads(
     precision: str, isa: str, make: Any, native_kit: ModuleType, torch_kit: ModuleType
 ) -> None:
@@ -92,11 +93,12 @@ def test_removed_images_leave_nothing(
         runner.step((torch_kit.Track([1, 2], "c"), 2))
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8 KV"])
 def test_a_request_that_computes_nan_harms_nobody(
-    isa: str, make: Any, model: Any, native_kit: ModuleType, torch_kit: ModuleType
+    precision: str, isa: str, make: Any, model: Any, native_kit: ModuleType, torch_kit: ModuleType
 ) -> None:
     """Not beside it, and not after it in its blocks and in the same scratch memory."""
-    runner, ids = make(isa=isa), prompts(native_kit)[1:5]
+    runner, ids = make(isa=isa, **PRECISIONS[precision]), prompts(native_kit)[1:5]
     broken = native_kit.adapter(model.config, (20,))
     for part in broken.values():
         part.scale.fill_(torch.inf)

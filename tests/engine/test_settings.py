@@ -67,11 +67,11 @@ def test_the_dtype_of_kv_is_the_executor_s() -> None:
     for asked in ("float32", "int8"):
         settings = EngineSettings(kv_cache_dtype=asked)
         assert settings.choose_kv_dtype("torch", "float32", "int8") == asked
-    native = "native executor keeps KV as bfloat16: give auto, bfloat16"
+    plain = "plain executor keeps KV as bfloat16: give auto, bfloat16"
     gpu = "gpu executor keeps KV as bfloat16 or int8: give auto, bfloat16, int8"
     for asked, others, message in (
-        ("float32", (), f"{native}, or set dtype to float32$"),
-        ("int8", (), f"{native}$"),
+        ("float32", (), f"{plain}, or set dtype to float32$"),
+        ("int8", (), f"{plain}$"),
         ("float32", ("int8",), f"{gpu}, or set dtype to float32$"),
     ):
         settings = EngineSettings(kv_cache_dtype=asked)

@@ -70,9 +70,9 @@ def load_native(
     *,
     swap_slots: int = 0,
     room: int = IMAGE_ROOM,
-    **asked: str,
+    **asked: Any,
 ) -> NativeExecutor:
-    """`asked` are the settings `dtype` and `quantization`."""
+    """`asked` are the settings `dtype` and `quantization`, and `kv_dtype`."""
     config, library = read_model_config(directory), load_library()
     asked = {"dtype": "float32", "quantization": "none"} | asked
     precision = choose_precision(
