@@ -34,6 +34,7 @@ from loraplex.platform.api import (
     messages,
     models,
     quota,
+    responses,
     site,
     storage,
     tenants,
@@ -67,6 +68,7 @@ from loraplex.web.pages import STATIC
 
 ROUTERS = (
     generate,
+    responses,
     messages,
     models,
     adapters,
@@ -169,7 +171,7 @@ def routes() -> Sequence[BaseRoute]:
 
 def _demands(module: ModuleType) -> Sequence[Callable[..., Any]]:
     """The dependencies of all of a module's routes."""
-    if module in (generate, messages):
+    if module in (generate, responses, messages):
         return DEMANDS
     open_only = () if module is health else (while_open,)
     return (*open_only, guard, idempotent.once)

@@ -21,6 +21,7 @@ PATH: Final = "/v1/traces"
 OPERATIONS: Final = {  # by route
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
     "/v1/messages": "chat",
 }
 ATTRIBUTES: Final = {  # what a route notes of a request, as the conventions name it

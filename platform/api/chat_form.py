@@ -5,7 +5,6 @@ Knows deltas and shapes; refuses to know where deltas come from and how bytes ar
 
 from collections.abc import Collection, Sequence
 
-from loraplex.engine.protocol import TokenLogprob
 from loraplex.platform.api.choice import Delta, ShownToken
 from loraplex.platform.api.forms import (
     LEAST_LOGPROB,
@@ -95,20 +94,26 @@ class ChatForm(OpenAIForm):
     def _logprobs(self, tokens: Sequence[ShownToken]) -> Json | None:
         if self._identity.logprobs is None:
             return None
-        known = [token.logprob for token in tokens if token.logprob is not None]
-        return {"content": [self._entry(each) for each in known], "refusal": None}
+        return {"content": ranked(self._vocabulary, tokens), "refusal": None}
 
-    def _entry(self, token: TokenLogprob) -> Json:
-        top = [self._token(*pair) for pair in token.top]
-        return self._token(token.token_id, token.logprob) | {"top_logprobs": top}
 
-    def _token(self, token_id: int, logprob: float) -> Json:
-        content = self._vocabulary.bytes_of(token_id)
-        return {
-            "token": content.decode(errors="replace"),
-            "logprob": max(logprob, LEAST_LOGPROB),
-            "bytes": list(content),
-        }
+def ranked(vocabulary: Vocabulary, tokens: Sequence[ShownToken]) -> list[Json]:
+    """The log-probabilities of an answer's tokens, each with the likeliest in its place."""
+    known = [token.logprob for token in tokens if token.logprob is not None]
+    return [
+        _token(vocabulary, each.token_id, each.logprob)
+        | {"top_logprobs": [_token(vocabulary, *pair) for pair in each.top]}
+        for each in known
+    ]
+
+
+def _token(vocabulary: Vocabulary, token_id: int, logprob: float) -> Json:
+    content = vocabulary.bytes_of(token_id)
+    return {
+        "token": content.decode(errors="replace"),
+        "logprob": max(logprob, LEAST_LOGPROB),
+        "bytes": list(content),
+    }
 
 
 def _reason(finish: str | None, calls: int) -> str | None:

@@ -15,11 +15,12 @@ from starlette.routing import BaseRoute
 
 from loraplex.platform.api.answer_schemas import ChatChunk
 from loraplex.platform.api.error_schemas import MEANINGS, SAMPLE_ID, SAMPLES, Error, MessageError
+from loraplex.platform.api.responses_schemas import ResponseEvent
 
 Json = dict[str, Any]
 REF: Final = "#/components/schemas/{model}"
 TAGS: Final = {
-    "generation": "OpenAI's API: chats and completions. `model` names the base or an adapter.",
+    "generation": "OpenAI's API: chats, responses, completions. `model` names base or adapter.",
     "messages": "Anthropic's API, as a second face of the same path.",
     "models": "The names that `model` may have.",
     "uploads": "Publishing an adapter: in one request, or in parts that can be resumed.",
@@ -84,7 +85,8 @@ def _document(app: FastAPI, routes: Iterable[BaseRoute]) -> Json:
     components = document["components"]["schemas"]
     for unused in ("HTTPValidationError", "ValidationError"):
         components.pop(unused, None)
-    models = [(model, "serialization") for model in (Error, MessageError, ChatChunk)]
+    told = (Error, MessageError, ChatChunk, ResponseEvent)
+    models = [(model, "serialization") for model in told]
     _, definitions = models_json_schema(models, ref_template=REF)  # type: ignore[arg-type]
     components.update(definitions["$defs"])
     for schema in components.values():

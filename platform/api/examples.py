@@ -64,6 +64,27 @@ CHATS: Final[dict[str, Json]] = {
     },
     "how it came about": {"model": MODEL, "messages": HELLO, "loraplex": True},
 }
+RESPONSES: Final[dict[str, Json]] = {
+    "a question": {
+        "model": MODEL,
+        "instructions": "Be brief.",
+        "input": "Hello",
+        "max_output_tokens": 64,
+    },
+    "a stream": {"model": MODEL, "input": HELLO, "stream": True},
+    "JSON of a schema": {
+        "model": MODEL,
+        "input": HELLO,
+        "text": {"format": {"type": "json_schema", "name": "place", "schema": SCHEMA}},
+    },
+    "a tool": {
+        "model": MODEL,
+        "input": HELLO,
+        "tools": [{"type": "function", "name": "weather", "parameters": SCHEMA}],
+        "tool_choice": "required",
+        "stream": True,
+    },
+}
 COMPLETIONS: Final[dict[str, Json]] = {
     "one prompt": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32},
     "several prompts": {"model": MODEL, "prompt": ["One,", "Two,"], "max_tokens": 8, "n": 2},
@@ -102,6 +123,54 @@ CHAT_ANSWER: Final = {
     ],
     "usage": USAGE,
     "loraplex": EXPLAINED,
+}
+RESPONSE_ANSWER: Final = {
+    "id": "resp_01jt4r0e6cq8v7v1e9b2s5m3xk",
+    "object": "response",
+    "created_at": CREATED,
+    "completed_at": CREATED + 1,
+    "status": "completed",
+    "error": None,
+    "incomplete_details": None,
+    "model": VERSION,
+    "output": [
+        {
+            "id": "msg_01jt4r0e6cq8v7v1e9b2s5m3xk00",
+            "type": "message",
+            "status": "completed",
+            "role": "assistant",
+            "content": [
+                {"type": "output_text", "text": "Hello!", "annotations": [], "logprobs": []}
+            ],
+        }
+    ],
+    "usage": {
+        "input_tokens": 12,
+        "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},
+        "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 15,
+    },
+    "background": False,
+    "instructions": "Be brief.",
+    "max_output_tokens": 64,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": False,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
 }
 COMPLETION_ANSWER: Final = {
     "id": "cmpl-01jt4r0e6cq8v7v1e9b2s5m3xk",

@@ -151,6 +151,14 @@ class OpenAIForm:
         return Usage(counted[choices[0]["index"]], total).counts() if counted and choices else None
 
 
+def named_events(events: Sequence[Json]) -> bytes:
+    """Server-sent events, each under the name of its type."""
+    return b"".join(
+        b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+        for event in events
+    )
+
+
 def prompt_json(
     identity: Identity, vocabulary: Vocabulary, logprobs: Sequence[TokenLogprob]
 ) -> Json:

@@ -9,34 +9,16 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, model_validator
 
+from loraplex.platform.api.or_text import OrText
 from loraplex.platform.api.strict import Strict
 from loraplex.platform.api.tools import ToolName
 
 MAX_BLOCKS = 1_024
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
 Said = dict[str, Any]  # a message in OpenAI's words
-
-
-class OrText:
-    """An annotation: a list of blocks, or a string that stands for one block of text."""
-
-    @staticmethod
-    def _as_blocks(value: Any) -> Any:
-        return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(cls._as_blocks, handler(source))
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {"anyOf": [{"type": "string"}, handler(schema)]}
+OrBlocks = OrText(lambda text: [{"type": "text", "text": text}])
 
 
 class CacheControl(Strict):
@@ -86,7 +68,7 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS), OrText] = Field(
+    content: Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS), OrBlocks] = Field(
         default=[], description="Text, or blocks of text."
     )
     is_error: Annotated[bool | None, Field(description="True: told as an error.")] = None
@@ -101,7 +83,7 @@ class ToolResultBlock(Block):
 Blocks = Annotated[
     list[Annotated[TextBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]],
     Field(max_length=MAX_BLOCKS),
-    OrText,
+    OrBlocks,
 ]
 
 

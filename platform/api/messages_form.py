@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-import msgspec
 from pydantic_core import from_json
 
 from loraplex.platform.api.choice import Delta
-from loraplex.platform.api.forms import Answered, Json, Usage
+from loraplex.platform.api.forms import Answered, Json, Usage, named_events
 from loraplex.platform.api.messages_errors import error_body
 from loraplex.platform.api.tool_calls import Arguments, Begin, CallReader, Piece, Text
 from loraplex.platform.errors import ApiError
@@ -46,7 +45,7 @@ class MessagesForm:
     def opening(self, choices: int) -> bytes:
         """The message without content. What of its prompt was cached is known at the end."""
         message = self._message([], None, None, Usage(self._asked.prompt_tokens, 0))
-        return _events([{"type": "message_start", "message": message}])
+        return named_events([{"type": "message_start", "message": message}])
 
     def chunks(self, delta: Delta) -> bytes:
         """Blocks, and what is added to them."""
@@ -54,18 +53,18 @@ class MessagesForm:
         if delta.finish:
             self._last = delta
             events += self._close()
-        return _events(events)
+        return named_events(events)
 
     def ending(self, usage: Usage, explained: Json) -> bytes:
         """Why it ended, what it used, and the end."""
         reason, sequence = self._stop(self._last, self._reader.calls)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         last = {"type": "message_delta", "delta": delta, "usage": _usage(usage)}
-        return _events([last, {"type": "message_stop"} | explained])
+        return named_events([last, {"type": "message_stop"} | explained])
 
     def failure(self, error: ApiError) -> bytes:
         """An event of the type error."""
-        return _events([error_body(error, self._asked.request_id)])
+        return named_events([error_body(error, self._asked.request_id)])
 
     def whole(self, answers: Sequence[Answered], usage: Usage) -> Json:
         """A message with its content."""
@@ -170,10 +169,3 @@ def _usage(usage: Usage) -> Json:
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }
-
-
-def _events(events: Sequence[Json]) -> bytes:
-    return b"".join(
-        b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
-        for event in events
-    )

@@ -13,7 +13,7 @@ from loraplex.platform.api.failures import checked
 from loraplex.platform.api.messages_blocks import (
     Block,
     CacheControl,
-    OrText,
+    OrBlocks,
     TextBlock,
     Turn,
     text_of,
@@ -108,7 +108,7 @@ class CountRequest(Strict):
 
     model: AdapterName
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Annotated[list[TextBlock] | None, Field(max_length=1_024), OrText] = None
+    system: Annotated[list[TextBlock] | None, Field(max_length=1_024), OrBlocks] = None
     tools: Annotated[list[ClientTool] | None, Field(max_length=MAX_TOOLS)] = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None

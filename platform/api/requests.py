@@ -99,10 +99,8 @@ class AdapterPart(Strict):
     weight: Annotated[float, Field(ge=-MAX_WEIGHT, le=MAX_WEIGHT)] = 1.0
 
 
-class GenerationRequest(Guided, Several):
-    """What chat and plain completions have in common."""
-
-    prompt_param: ClassVar[str] = "prompt"  # the field that holds the prompt
+class Sampled(Strict):
+    """Who answers and how tokens are drawn, whatever the route."""
 
     model: AdapterName
     adapter_id: Annotated[
@@ -129,12 +127,10 @@ class GenerationRequest(Guided, Several):
     ] = None
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId] | None, Field(max_length=MAX_STOP_TOKENS)] = None
-    max_tokens: Annotated[int | None, Field(ge=1)] = None
     min_tokens: Annotated[
         int | None,
         Field(ge=0, description="Before so many tokens nothing stops a completion."),
     ] = None
-    prompt_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     priority: Annotated[
         int | None,
         Field(ge=-(2**31), lt=2**31, description="Among one tenant's own, the lowest first."),
@@ -143,13 +139,22 @@ class GenerationRequest(Guided, Several):
         int | None,
         Field(ge=0, le=MAX_DRAFT_TOKENS, description="Drafts a step, looked up in the prompt."),
     ] = None
-    stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     loraplex: Annotated[
         bool | None, Field(description="True: the answer says how it came about, in `loraplex`.")
     ] = None
     user: Annotated[str | None, Field(max_length=1_024)] = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=64)] = None
+
+
+class GenerationRequest(Guided, Several, Sampled):
+    """What chat and plain completions have in common."""
+
+    prompt_param: ClassVar[str] = "prompt"  # the field that holds the prompt
+
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    stream_options: StreamOptions | None = None
 
     @model_validator(mode="before")
     @classmethod

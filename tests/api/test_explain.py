@@ -11,6 +11,7 @@ ROUTES = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": "Hello", "max_tokens": 4},
     "/v1/messages": CHAT,
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 4},
 }
 WEIGHTS = {"adapter": "poet", "arm": None, "digest": "c" * 64, "model": "poet@1", "version": 1}
 TIMES = {"queue_ms", "load_ms", "first_token_ms", "total_ms"}
@@ -28,9 +29,8 @@ def told(text):
     """The objects `loraplex` of a stream, by the place of their event from the end."""
     lines = [line for line in text.splitlines() if line.startswith("data: {")]
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
-    return {
-        i - len(events): each["loraplex"] for i, each in enumerate(events) if "loraplex" in each
-    }
+    said = [each.get("response", each) for each in events]
+    return {i - len(said): each["loraplex"] for i, each in enumerate(said) if "loraplex" in each}
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -12,9 +12,11 @@ from loraplex.engine.protocol import Generate
 pytestmark = pytest.mark.anyio
 
 CHAT, PLAIN, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 HELLO = [{"role": "user", "content": "Hi"}]
 UNSEEDED = {"model": "tiny-base", "max_tokens": 2}
 SAID = UNSEEDED | {"seed": 1}
+RESPONSE = {"model": "tiny-base", "input": "Hi", "max_output_tokens": 2, "seed": 1}
 SHORT, LONG = "application/json", "APPLICATION/JSON"  # FastAPI takes both
 GOOD = [
     (CHAT, SAID | {"messages": HELLO}, {}),
@@ -23,6 +25,8 @@ GOOD = [
     (CHAT, SAID | {"messages": HELLO}, {"x-loraplex-conversation": "c"}),
     (PLAIN, SAID | {"prompt": [[5, 6], [7]], "logprobs": 1}, {}),
     (MESSAGES, UNSEEDED | {"messages": HELLO}, {"anthropic-version": "2023-06-01"}),
+    (RESPONSES, RESPONSE, {}),
+    (RESPONSES, RESPONSE | {"stream": True}, {"x-loraplex-explain": "1"}),
 ]
 BAD = [
     (CHAT, SAID, {}),
@@ -35,6 +39,8 @@ BAD = [
     (CHAT, None, {}),
     (PLAIN, SAID | {"prompt": "a", "temperature": float("nan")}, {}),
     (MESSAGES, UNSEEDED | {"messages": HELLO}, {"anthropic-version": "1999-01-01"}),
+    (RESPONSES, RESPONSE | {"input": [{"type": "item_reference", "id": "a"}]}, {}),
+    (RESPONSES, RESPONSE | {"background": True}, {}),
 ]
 
 

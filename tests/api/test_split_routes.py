@@ -94,6 +94,12 @@ async def test_anthropics_face_takes_the_same_side(client):
         assert answer.headers["x-loraplex-arm"] == await side(client, chat(text))
 
 
+async def test_a_response_takes_the_same_side(client):
+    for text in map(str, range(4)):
+        body = {"model": "poet@prod", "max_output_tokens": 1, "input": text}
+        assert await side(client, body, "/v1/responses") == await side(client, chat(text))
+
+
 async def test_a_stream_says_its_side_before_the_first_byte(client):
     body = chat("a", stream=True)
     async with client.stream("POST", CHATS, json=body) as answer:
