@@ -1,7 +1,8 @@
 """Users of the pages: made, listed, changed, and known by a password or a one-time sign-in.
 
 An operator has no tenant; an admin and a viewer belong to one. Knows the `users` table and what
-each role may do; refuses to know sessions, cookies and HTTP. Names are unique among all tenants.
+each role may do; refuses to know sessions, cookies and HTTP. Names are unique among all
+tenants, since one signs in by them alone.
 """
 
 import re
@@ -116,6 +117,19 @@ async def set_password(session: AsyncSession, user_id: str, hashed: str, *, acto
     user.password = hashed
     await _note(session, actor, "user.changed", user, password=True)
     return user
+
+
+def check_own_name(tenant: Tenant, name: str) -> None:
+    """Hold names that a tenant's admin gives to the tenant's own: raises `BadRequest`.
+
+    So a name that is taken tells an admin of no other tenant's users, and nobody takes a name that
+    others may want.
+    """
+    if not name.endswith(f"@{tenant.name}"):
+        raise BadRequest(
+            f"The name has to end in '@{tenant.name}': only an operator gives others.",
+            param="name",
+        )
 
 
 def scopes_of(role: str) -> tuple[Scope, ...]:

@@ -20,15 +20,17 @@ class UserIn(Body):
     """A new user; without `tenant_id` it is of the caller's tenant, or an operator."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"name": "ada@acme.example", "role": "viewer"}]}
+        json_schema_extra={"examples": [{"name": "ada@acme", "role": "viewer"}]}
     )
 
     name: Annotated[
         str,
         Field(
             max_length=256,
+            description="What it signs in as. Names that a tenant's admin gives end in `@` and the"
+            " tenant's name; an operator gives any.",
             json_schema_extra={"pattern": f"^{NAME.pattern}$"},
-            examples=["ada@acme.example"],
+            examples=["ada@acme"],
         ),
     ]
     role: Role

@@ -23,8 +23,10 @@ from loraplex.platform.errors import Forbidden
 from loraplex.platform.keys import Principal
 from loraplex.platform.passwords import hash_password
 from loraplex.platform.sign_in import invite
+from loraplex.platform.tenants import get_tenant
 from loraplex.platform.users import (
     change_role,
+    check_own_name,
     create_user,
     get_user,
     list_users,
@@ -46,6 +48,8 @@ async def create(principal: Administering, actor: Acting, ctx: Ctx, body: UserIn
     tenant_id = administered(principal, body.tenant_id)
     _check_role(principal, body.role)
     async with ctx.db.session(principal.tenant_id) as session:
+        if principal.tenant_id is not None:
+            check_own_name(await get_tenant(session, principal.tenant_id), body.name)
         return UserOut.of(await create_user(session, tenant_id, body.name, body.role, actor=actor))
 
 

@@ -30,6 +30,7 @@ PART = "/v1/uploads/{upload_id}/parts/{part}"
 NO_CHANGE = {  # what a route without an entry changes instead
     ("POST", "/v1/chat/completions"): "the ledger of usage",
     ("POST", "/v1/completions"): "the ledger of usage",
+    ("POST", "/v1/responses"): "the ledger of usage",
     ("POST", "/v1/messages"): "the ledger of usage",
     ("POST", "/v1/messages/count_tokens"): "nothing",
     ("POST", "/v1/quota/explain"): "nothing",
@@ -75,7 +76,13 @@ STEPS = [
     Step("PATCH", "/v1/keys/{key_id}", ("key.changed",), {"name": "other"}),
     Step("POST", "/v1/keys/{key_id}/rotate", ("key.rotated",), {"overlap_s": 60}),
     Step("DELETE", "/v1/keys/{key_id}", ("key.revoked",)),
-    Step("POST", "/v1/users", ("user.created",), {"name": "u", "role": "viewer"}, keep="user_id"),
+    Step(
+        "POST",
+        "/v1/users",
+        ("user.created",),
+        {"name": "u@acme", "role": "viewer"},
+        keep="user_id",
+    ),
     Step(
         "PUT",
         "/v1/users/{user_id}/password",

@@ -86,7 +86,7 @@ async def test_a_tenants_admin_rules_its_own_users_and_makes_no_operator(world, 
     root = await new_user(operator, name="root", role="operator")
     theirs = await new_user(operator, name="theirs", tenant_id=world.tenants["globex"])
     async with world.client("acme") as client:
-        mine = await new_user(client, role="admin")
+        mine = await new_user(client, name="ada@acme", role="admin")
         assert mine["tenant_id"] == world.tenants["acme"]
         assert (await client.get("/v1/users")).json()["data"] == [mine]
         body = {"name": "boss", "role": "operator"}
@@ -108,13 +108,28 @@ async def test_a_tenants_admin_rules_its_own_users_and_makes_no_operator(world, 
                 assert answer.status_code == 404
 
 
+async def test_a_taken_name_tells_a_tenant_of_no_other(world, operator):
+    """Names are unique among all; but an admin asks only for those that no other tenant has."""
+    for name in ("root", "spy@globex", "acme", "eve@acme.globex"):
+        await new_user(operator, name=name, tenant_id=world.tenants["globex"])
+    async with world.client("acme") as client:
+        said = set()
+        for name in ("root", "free", "spy@globex", "free@globex", "acme", "eve@acme.globex"):
+            answer = await client.post("/v1/users", json={"name": name, "role": "viewer"})
+            said.add((answer.status_code, answer.json()["error"]["message"]))
+        assert said == {(400, "The name has to end in '@acme': only an operator gives others.")}
+        body = {"name": "eve@acme", "role": "viewer"}
+        answers = [await client.post("/v1/users", json=body) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 409]
+
+
 async def test_nobody_signs_in_as_more_than_they_are(world, operator):
     """An admin's key without the other scopes makes, and becomes, no full admin."""
     admin = await new_user(operator, role="admin", tenant_id=world.tenants["acme"])
     viewer = await new_user(operator, name="vera", tenant_id=world.tenants["acme"])
     secret = await world.make_key(world.tenants["acme"], "admin", "adapters:read")
     async with world.client(secret) as client:
-        await new_user(client, name="another")
+        await new_user(client, name="another@acme")
         path = f"/v1/users/{admin['id']}"
         for answer in (
             await client.post("/v1/users", json={"name": "boss", "role": "admin"}),
