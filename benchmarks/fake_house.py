@@ -24,7 +24,7 @@ from loraplex.engine.client import EngineClient
 from loraplex.engine.client.fake import READY, FakeEngine
 from loraplex.engine.images import BaseManifest
 from loraplex.engine.protocol import Chunk, Event, Generate, Ready
-from loraplex.platform import boot, demo, serve
+from loraplex.platform import boot, demo, opening, serve
 from loraplex.platform.audit import SYSTEM
 from loraplex.platform.keys import KeyRing
 from loraplex.platform.registry import add_version, list_adapters
@@ -66,9 +66,27 @@ class FakeHouse(serve.House):
     async def _prepare(self) -> BaseManifest:
         return self._base
 
+    def _opening(self, base: BaseManifest) -> "FakeOpening":
+        made = FakeOpening(
+            self._settings,
+            base,
+            self._base_file,
+            steps=self._steps,
+            stack=self._stack,
+            drain=self._drain,
+        )
+        made.token_s = self._token_s
+        return made
+
+
+class FakeOpening(opening.Opening):
+    """Opens a scripted engine, and publishes one adapter without an image."""
+
+    token_s = 0.0
+
     async def _start_engine(self) -> EngineClient:
         info = msgspec.structs.replace(READY, base=self._base.fingerprint)
-        return PacedEngine(info, self._token_s) if self._token_s else FakeEngine(info=info)
+        return PacedEngine(info, self.token_s) if self.token_s else FakeEngine(info=info)
 
     async def _welcome(self, uploads: Uploads, keys: KeyRing, url: str) -> list[str]:
         db = uploads.gate.db
@@ -76,7 +94,7 @@ class FakeHouse(serve.House):
         async with db.session(found.tenant_id) as session:
             if not (await list_adapters(session, found.tenant_id)).items:
                 await add_version(session, found.tenant_id, ADAPTER, **self._version())
-        return serve.banner(found, [ADAPTER], self._base.name)
+        return opening.banner(found, [ADAPTER], self._base.name)
 
     def _version(self) -> dict[str, Any]:
         return {

@@ -1,8 +1,8 @@
 """A Redis of our own: a real server as a child process, on a unix socket and nothing else.
 
 Knows how to find the program, start it on its data, see that it answers, and end it. Refuses to
-know what is stored. Its data survive (an append-only file, written every second); it never evicts
-a key, has no TCP port, and ends with this process.
+know what is stored. Its data survive (an append-only file, written every second, so that a kill may
+cost the last two); it never evicts a key, has no TCP port, and ends with this process.
 """
 
 import contextlib
@@ -50,8 +50,10 @@ class EmbeddedRedis:
     def __init__(self, directory: Path, run_directory: Path) -> None:
         self._directory, self._run_directory = directory.absolute(), run_directory.absolute()
         self._log = self._directory / "redis.log"
+        self._pid_file = self._directory / "redis.pid"  # which Redis removes when it ends well
         self._process: subprocess.Popen[bytes] | None = None
         self._claim: IO[bytes] | None = None
+        self.was_killed = False  # the one before this one, so that its last writes may be lost
 
     @property
     def url(self) -> str:
@@ -131,6 +133,7 @@ class EmbeddedRedis:
     def _run(self, program: str) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._claim = self._take_claim()
+        self.was_killed = self._pid_file.exists()
         self.socket.unlink(missing_ok=True)  # the lock is ours, so nobody listens on it
         command = [sys.executable, "-IS", tether.__file__, str(os.getpid()), program]
         with self._log.open("wb") as log:
@@ -155,6 +158,7 @@ class EmbeddedRedis:
             "save": "",
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
+            "pidfile": str(self._pid_file),
             "logfile": "",
         }
         return [text for name, value in options.items() for text in (f"--{name}", value)]

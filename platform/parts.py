@@ -32,6 +32,7 @@ from loraplex.platform.ids import new_id
 from loraplex.platform.image_sweeps import ImageSweeps
 from loraplex.platform.limits import Limiter, connect
 from loraplex.platform.prefix_state import PrefixState
+from loraplex.platform.recount import recount
 from loraplex.platform.settings import Settings
 from loraplex.platform.sockets import socket_path
 from loraplex.platform.spent_before import spent_before
@@ -43,6 +44,7 @@ from loraplex.platform.uploads import Gate
 from loraplex.platform.usage_journal import Journal
 
 REDIS_WATCH_S = 1.0
+RECOUNT_S = 10.0
 SHOWN_LINES = 8
 
 log = logging.getLogger("loraplex.serve")
@@ -177,6 +179,7 @@ async def _embedded_redis(settings: Settings, stack: AsyncExitStack) -> str:
     except RedisStartError as error:
         raise StartError(str(error)) from error
     stack.callback(redis.stop)
+    await _recount_if_killed(redis)
     watch = asyncio.create_task(_keep_running(redis))
     stack.push_async_callback(_cancel, watch)
     return redis.url
@@ -192,6 +195,17 @@ async def _keep_running(redis: EmbeddedRedis) -> None:
                 redis.start()
             except RedisStartError as error:
                 log.error("%s", error)
+            else:
+                await _recount_if_killed(redis)
+
+
+async def _recount_if_killed(embedded: EmbeddedRedis) -> None:
+    if embedded.was_killed:
+        try:
+            async with connect(embedded.url, timeout_s=RECOUNT_S) as redis:
+                await recount(redis)
+        except (RedisError, OSError) as error:
+            log.warning("budgets go on as the killed Redis had them: %s", error)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -1,45 +1,41 @@
-"""Starts the whole platform in order, says when it is ready, and ends it in order.
+"""Starts the whole platform, says when it is ready, and ends it in order.
 
-Knows which part needs which; refuses to know how any of them works. The engine and Redis are
-child processes in sessions of their own, so a Ctrl-C reaches this process alone, which drains
-requests first and then ends them.
+Knows what comes first: what is quick to check (the data directory, the port, the base), and then
+the parts, which are imported only now, since that takes seconds. Refuses to know the parts. The
+engine and Redis are child processes in sessions of their own, so a Ctrl-C reaches this process
+alone, which drains requests first and then ends them.
 """
 
 import asyncio
 import contextlib
 import gc
 import logging
-import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from socket import socket
-from typing import Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
 
-from loraplex.engine.client import EngineClient
 from loraplex.engine.images import BaseManifest
-from loraplex.platform import boot, demo, logs, parts
-from loraplex.platform.app import create_app
-from loraplex.platform.boot import BASE_NAME, StartError
-from loraplex.platform.console import LoggedSteps, Report, Steps
-from loraplex.platform.credentials import Credentials
+from loraplex.platform import boot, logs
+from loraplex.platform.boot import BASE_NAME
+from loraplex.platform.console import LoggedSteps, Steps
 from loraplex.platform.drain import Drain
 from loraplex.platform.huge_pages import use_huge_pages
-from loraplex.platform.key_cache import KeyCache
-from loraplex.platform.keys import KeyRing
 from loraplex.platform.redaction import Redactor
 from loraplex.platform.settings import Settings
 from loraplex.platform.slow_head import PromptHead
-from loraplex.platform.upload_desk import Uploads
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from loraplex.platform.opening import Opening
 
 CUT_S = 5  # seconds for requests that are told that their time is over
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S104 (compared with)
-LOG_PREFIX = re.compile(r"^\S+Z INFO \S+ ")  # time, level and logger
-REPORT = re.compile(r"^\S+Z (INFO|WARNING) engine\.report ")  # of memory, and advice
 
 log = logging.getLogger("loraplex.serve")
 
@@ -90,7 +86,6 @@ class House:
         self._server: Server | None = None
         self._drain = Drain()
         self._draining: asyncio.Task[None] | None = None
-        self._engine_report: Report = lambda line: None
 
     async def live(self) -> None:
         """Serve until told to stop; raises `StartError`."""
@@ -122,82 +117,31 @@ class House:
             await self._drain.idle(CUT_S)
         server.should_exit = True
 
-    async def _start(self) -> tuple[FastAPI, socket, list[str]]:
+    async def _start(self) -> "tuple[FastAPI, socket, list[str]]":
         """Open every part; return the app, the socket to listen on and the lines to print."""
-        settings, steps, stack = self._settings, self._steps, self._stack
+        settings, stack = self._settings, self._stack
         stack.enter_context(boot.claim(settings))
         self._redactor.learn(settings.pepper().decode(), settings.scope_key().decode())
         listener = stack.enter_context(boot.listen(settings.host, settings.port))
-        base = await self._prepare()
-        with steps.step("opening the database"):
-            db = await parts.open_database(settings, stack)
-        with steps.step("opening Redis"):
-            redis = await parts.open_redis(settings, stack)
-        limiter = parts.open_limits(settings, redis, db, stack)
-        books = parts.keep_books(settings, redis, db, limiter, stack)
-        engine = await self._start_engine()
-        await parts.note_base(settings, db, base, engine)
-        prefixes = parts.keep_prefix_state(redis, engine, stack)
-        keys = KeyRing(settings.pepper(), settings.old_peppers(), KeyCache())
-        gate = parts.make_gate(settings, base, self._base_file, db)
-        parts.keep_images(settings, redis, db, gate, stack)
-        app = make_app(
-            settings,
-            base=base,
-            db=db,
-            keys=keys,
-            limiter=limiter,
-            books=books,
-            engine=engine,
-            gate=gate,
-            prefixes=prefixes,
-            drain=self._drain,
-            traces=parts.open_traces(settings, stack),
-        )
+        opening = self._opening(await self._prepare())
         host = WILDCARDS.get(settings.host, settings.host)
-        url = f"http://{host}:{listener.getsockname()[1]}"
-        uploads = app.state.context.uploads
-        parts.keep_uploads(uploads, stack)
-        parts.keep_history(app.state.context, stack)
-        return app, listener, await self._welcome(uploads, keys, url)
+        app, lines = await opening.open(f"http://{host}:{listener.getsockname()[1]}")
+        return app, listener, lines
 
     async def _prepare(self) -> BaseManifest:
         model, name = boot.choose_model(self._settings, self._base_file.parent)
         with self._steps.step(f"preparing {model}") as report:
             return await boot.prepare(model, self._base_file.parent, self._name or name, report)
 
-    async def _start_engine(self) -> EngineClient:
-        with self._steps.step("starting the engine") as self._engine_report:
-            engine = await parts.start_engine(
-                self._settings, self._base_file, self._hear_engine, self._stack
-            )
-        self._engine_report = self._steps.say
-        return engine.client
+    def _opening(self, base: BaseManifest) -> "Opening":
+        from loraplex.platform.opening import Opening
 
-    async def _welcome(self, uploads: Uploads, keys: KeyRing, url: str) -> list[str]:
-        """See that a newcomer finds keys and adapters; return the banner."""
-        gate = uploads.gate
-        with self._steps.step("publishing the example adapters") as report:
-            found = await demo.ensure_credentials(gate.db, keys, self._base_file.parents[1], url)
-            await demo.publish_examples(uploads, found.tenant_id, report)
-        names = await demo.adapter_names(gate.db, found.tenant_id)
-        return banner(found, names, gate.base.name, await demo.first_sign_in(gate.db, keys))
+        settings, steps = self._settings, self._steps
+        return Opening(
+            settings, base, self._base_file, steps=steps, stack=self._stack, drain=self._drain
+        )
 
-    def _hear_engine(self, line: str) -> None:
-        """Show the engine's log: as it is once it runs, without its prefix while it starts.
-
-        What the start reports of memory is to stay, where other lines are replaced by the next.
-        """
-        if self._logged:
-            logs.relay(line)
-        elif self._server is not None:
-            self._engine_report(line)
-        elif REPORT.match(line):
-            self._steps.say(f"  {REPORT.sub('', line)}")
-        else:
-            self._engine_report(LOG_PREFIX.sub("", line))
-
-    async def _serve(self, app: FastAPI, listener: socket, lines: list[str]) -> None:
+    async def _serve(self, app: "FastAPI", listener: socket, lines: list[str]) -> None:
         config = uvicorn.Config(
             app,
             http=PromptHead,
@@ -219,35 +163,3 @@ class House:
             log.info("serving", extra={"fields": {"url": lines[0].removeprefix("API: ")}})
         else:
             print(*lines, sep="\n", flush=True)
-
-
-def make_app(settings: Settings, **collaborators: Any) -> FastAPI:
-    """Make the app; raises `StartError` for a base whose tokenizer cannot be read."""
-    try:
-        return create_app(settings, **collaborators)
-    except (OSError, ValueError) as error:
-        raise StartError(f"The model cannot be served: {error}") from error
-
-
-def banner(
-    found: Credentials, adapters: list[str], base_name: str, code: str | None = None
-) -> list[str]:
-    """Return what a newcomer needs, a line each, the last one a command to paste.
-
-    `code` signs the first operator in once.
-    """
-    model = adapters[0] if adapters else base_name
-    body = (
-        f'{{"model": "{model}", "max_tokens": 60, "temperature": 0, "messages": '
-        '[{"role": "user", "content": "What is the capital of France?"}]}'
-    )
-    return [
-        f"API: {found.url}/v1",
-        f"API key: {found.api_key}",
-        f"Operator key: {found.operator_key}",
-        f"Adapters: {', '.join(adapters) or 'none'}",
-        f"Admin: {found.url}/admin",
-        *([f"First sign-in: {demo.OPERATOR}, with the one-time code {code}"] if code else []),
-        f"curl {found.url}/v1/chat/completions -H 'Authorization: Bearer {found.api_key}' "
-        f"-H 'Content-Type: application/json' -d '{body}'",
-    ]

@@ -8,15 +8,17 @@ import contextlib
 import os
 import secrets
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-from sqlalchemy import URL, make_url
 
 from loraplex.platform.config_file import FileSource, path_in
 from loraplex.platform.logs import LogFormat, LogLevel
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 PEPPER_BYTES = 32
 
@@ -46,7 +48,7 @@ class Settings(BaseSettings):
 
     config: Annotated[
         Path | None,
-        Field(description="TOML file with any of these settings; a variable goes before it."),
+        Field(description="TOML file with any of these settings; a variable wins over it."),
     ] = None
     data_dir: Annotated[
         Path, Field(description="Folder of everything that must survive a restart.")
@@ -178,8 +180,10 @@ class Settings(BaseSettings):
         return (init_settings, env_settings, *file)
 
     @property
-    def database(self) -> URL:
+    def database(self) -> "URL":
         """The database's URL; printing it hides the password."""
+        from sqlalchemy import URL, make_url
+
         if self.database_url:
             return make_url(self.database_url)
         return URL.create("sqlite+aiosqlite", database=str(self._at("loraplex.db")))

@@ -31,7 +31,7 @@ def serve(
     ] = None,
     *,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file of settings; variables go before it.")
+        Path | None, typer.Option(help="TOML file of settings; variables win over it.")
     ] = None,
     log_format: Annotated[
         str | None, typer.Option(help="Lines of the log: text for people, json for machines.")

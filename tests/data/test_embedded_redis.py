@@ -12,19 +12,23 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import redis as redis_client
 from limit_kit import of_tenant
+from redis.exceptions import RedisError
 
-from loraplex.platform import embedded_redis
+from loraplex.platform import embedded_redis, parts
 from loraplex.platform.embedded_redis import EmbeddedRedis, RedisStartError, find_program
 from loraplex.platform.errors import LimiterDown
 from loraplex.platform.ids import new_id
 from loraplex.platform.limits import Limiter, connect
+from loraplex.platform.settings import Settings
 
 PATIENCE = 20.0
+COUNTED_SINCE = "limits:{ten_a}:since"
 LIMITS = of_tenant(5, 1000, 100, tokens_per_day=5000)
 
 PARENT = """
@@ -87,6 +91,7 @@ def test_it_is_a_redis_on_a_private_socket_only(server: EmbeddedRedis) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     server.start()
+    assert not server.was_killed
     with client_of(server) as client:
         assert client.get("key") == b"value"
 
@@ -97,7 +102,9 @@ def test_it_starts_again_on_its_data_after_it_was_killed(server: EmbeddedRedis) 
         client.set("key", "value")
     kill(server)
     assert server.socket.exists()
+    assert not server.was_killed
     server.start()
+    assert server.was_killed
     with client_of(server) as client:
         assert client.get("key") == b"value"
 
@@ -233,6 +240,39 @@ async def test_budgets_fail_closed_while_redis_is_dead_and_then_go_on(
     after = (await limiter.admit(tenant, LIMITS, 10)).standing
     assert after.use("requests_per_minute").remaining == 3
     assert after.use("tokens_per_day").remaining == 4950
+
+
+@pytest.mark.anyio
+async def test_a_server_leaves_budgets_to_the_ledger_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its own life or within it; after an end that went well Redis is believed."""
+    monkeypatch.setattr(parts, "REDIS_WATCH_S", 0.01)
+    settings = Settings(data_dir=tmp_path, redis_timeout_s=PATIENCE)
+    settings.open_data_dir()
+    server = EmbeddedRedis(settings.redis_dir, settings.run_dir)
+
+    async def believed() -> bool:
+        async with AsyncExitStack() as stack:
+            client = await parts.open_redis(settings, stack)
+            return bool(await client.exists(COUNTED_SINCE))
+
+    for end, expected in ((EmbeddedRedis.stop, True), (kill, False)):
+        server.start()
+        with client_of(server) as client:
+            client.set(COUNTED_SINCE, 1)
+        end(server)
+        server.stop()
+        assert await believed() == expected
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE):
+        redis = await parts.open_redis(settings, stack)
+        await redis.set(COUNTED_SINCE, 1)
+        os.kill((await redis.info("server"))["process_id"], signal.SIGKILL)
+        while True:
+            with contextlib.suppress(RedisError):
+                if not await redis.exists(COUNTED_SINCE):
+                    break
+            await asyncio.sleep(0.005)
 
 
 @pytest.mark.anyio
