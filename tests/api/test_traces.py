@@ -123,7 +123,7 @@ async def test_off_it_leaves_no_mark(world) -> None:
 def test_off_it_is_not_imported_and_torch_never_is() -> None:
     """Redis' client imports OpenTelemetry's interfaces where they are installed; we do not."""
     code = (
-        "import sys, loraplex.platform.serve, loraplex.platform.cli.serve\n"
+        "import sys, loraplex.platform.opening, loraplex.platform.cli.serve\n"
         "heavy = {'opentelemetry.sdk.trace', 'opentelemetry.exporter', 'torch'} & {*sys.modules}\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
