@@ -19,7 +19,7 @@ ROOMS := engine kernels migrations platform web
 .PHONY: help serve test check types bench depth compare api screenshots format clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 serve: $(VENV)/.installed ## install, fetch the demo base and serve it on 127.0.0.1:PORT
 	@model='$(MODEL)'; \

@@ -139,9 +139,13 @@ def _target(move: AliasMove) -> str:
 
 
 def version_row(
-    version: AdapterVersion, aliases: Sequence[AliasView], resident: frozenset[str], base: str
+    version: AdapterVersion,
+    aliases: Sequence[AliasView],
+    resident: frozenset[str],
+    base: str,
+    newest: AdapterVersion | None,
 ) -> VersionRow:
-    """One version; `base` is the fingerprint of the base that is served."""
+    """One version; `base` is the served base's fingerprint, `newest` what the bare name means."""
     return VersionRow(
         number=version.number,
         digest=version.digest,
@@ -156,6 +160,7 @@ def version_row(
         residency=residency(version.digest, resident),
         created_at=version.created_at,
         retired=version.retired_at is not None,
+        is_current=newest is not None and newest.number == version.number,
     )
 
 

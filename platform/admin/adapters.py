@@ -36,7 +36,7 @@ from loraplex.platform.db.models import Adapter
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import ApiError
 from loraplex.platform.sharing import shares_of, uses
-from loraplex.platform.versions import list_versions
+from loraplex.platform.versions import current, list_versions
 from loraplex.web.contexts.adapters import AdapterPage, AdapterRows, AdaptersPage, UseRow
 from loraplex.web.contexts.shell import Choice
 
@@ -245,6 +245,7 @@ async def _page(request: Request, ctx: Context, visit: Visit, adapter: Adapter) 
         used = (await uses(session, owner, name, since=since)).items
         shares = (await shares_of(session, [adapter]))[adapter.id]
         names = await tenant_names(session, [owner, *shares])
+        newest = (await current(session, [adapter])).get(adapter.id)
     model = f"{name}@{aliases[0].name}" if aliases else name
     here = f"{PATH}/adapters/{adapter.id}"
     return AdapterPage(
@@ -255,7 +256,9 @@ async def _page(request: Request, ctx: Context, visit: Visit, adapter: Adapter) 
         description=adapter.description or "",
         visibility=tuple(Choice(k, v, k == adapter.visibility) for k, v in VISIBLE.items()),
         shared_with=", ".join(names[each] for each in shares),
-        versions=tuple(version_row(each, aliases, resident(ctx), base) for each in versions),
+        versions=tuple(
+            version_row(each, aliases, resident(ctx), base, newest) for each in versions
+        ),
         aliases=aliases,
         uses=tuple(
             UseRow(use.tenant, use.requests, use.prompt_tokens + use.completion_tokens)
@@ -263,6 +266,7 @@ async def _page(request: Request, ctx: Context, visit: Visit, adapter: Adapter) 
         ),
         playground=f"{PATH}/playground?tenant_id={owner}&model={model}",
         upload=f"{PATH}/upload?tenant_id={owner}&name={name}",
+        new_key=f"{PATH}/keys?tenant_id={owner}&adapters={name}",
         model=model,
         curl=curl_for(str(request.base_url).rstrip("/"), model),
         can_write=visit.can_write,

@@ -7,20 +7,22 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Form, Query, Request
+from sqlalchemy import select
 from starlette.responses import Response
 
 from loraplex.platform.admin.examples import curl_for
 from loraplex.platform.admin.route import PageRoute
 from loraplex.platform.admin.shell import go, page, pager, shell
 from loraplex.platform.admin.visit import PATH, Visit, Writing
-from loraplex.platform.admin.whose import chosen_tenant, tenant_choices, tenant_names
+from loraplex.platform.admin.whose import chosen_tenant, tenant_choices
 from loraplex.platform.api import keys as api
 from loraplex.platform.api.context import Context, Ctx
 from loraplex.platform.api.failures import checked
-from loraplex.platform.api.key_schemas import KeyIn, RotateIn
-from loraplex.platform.db.models import ApiKey
+from loraplex.platform.api.key_schemas import KeyIn, NewKeyOut, RotateIn
+from loraplex.platform.db.models import Adapter, ApiKey
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import ApiError, BadRequest
 from loraplex.platform.key_changes import list_keys
@@ -30,22 +32,34 @@ from loraplex.web.contexts.shell import Badge, Choice
 router = APIRouter(prefix=f"{PATH}/keys", route_class=PageRoute, include_in_schema=False)
 Short = Annotated[str, Query(max_length=64)]
 Text = Annotated[str, Form(max_length=2000)]
+Names = Annotated[str, Query(max_length=2000)]
 PAGE = 50
 SCOPES: Final = {
     "infer": "call models",
     "adapters:read": "see adapters",
-    "adapters:write": "upload, move and delete adapters",
+    "adapters:write": "upload and change adapters",
     "admin": "administer its tenant",
 }
-OVERLAPS: Final = {"0": "at once", "3600": "an hour", "86400": "a day", "604800": "a week"}
+OVERLAPS: Final = {
+    "0": "at once",
+    "3600": "in an hour",
+    "86400": "in a day",
+    "604800": "in a week",
+}
 
 
 @router.get("")
 async def show_keys(
-    request: Request, ctx: Ctx, visit: Writing, tenant_id: Short = "", after: Short = ""
+    request: Request,
+    ctx: Ctx,
+    visit: Writing,
+    tenant_id: Short = "",
+    after: Short = "",
+    adapters: Names = "",
 ) -> Response:
-    """The list, and the form for a new key."""
-    return page(await _list(request, ctx, visit, tenant_id, after))
+    """The list, and the form for a new key; a link may fill in its adapters."""
+    context = await _list(request, ctx, visit, tenant_id, after)
+    return page(replace(context, adapters=adapters))
 
 
 @router.post("")
@@ -73,7 +87,7 @@ async def create(
             error=error.message,
         )
         return page(context)
-    return page(_made(request, ctx, visit, made.name, made.secret or "", tenant_id))
+    return page(await _made(request, ctx, visit, made, tenant_id))
 
 
 @router.post("/{key_id}/rotate")
@@ -90,7 +104,7 @@ async def rotate(
     made = await api.rotate(visit.principal, visit.actor, ctx, key_id, body)
     old = await api.get_one(visit.principal, ctx, key_id)
     ends = datetime.fromtimestamp(old.expires_at, UTC) if old.expires_at else None
-    context = _made(request, ctx, visit, made.name, made.secret or "", tenant_id)
+    context = await _made(request, ctx, visit, made, tenant_id)
     return page(replace(context, old_ends_at=ends))
 
 
@@ -143,11 +157,10 @@ async def _list(
         tenants = await tenant_choices(session, visit, tenant)
         whose = tenant.id if tenant else None
         found = await list_keys(session, tenant_id=whose, after=after or None, limit=PAGE)
-        names = await tenant_names(session, (key.tenant_id for key in found.items))
     mark = _mark(tenant_id)
     return KeysPage(
         shell=shell(request, visit, "API keys"),
-        rows=tuple(_row(key, names.get(key.tenant_id), mark) for key in found.items),
+        rows=tuple(_row(key, mark) for key in found.items),
         pager=pager(
             f"{PATH}/keys?tenant_id={tenant_id}",
             after,
@@ -158,19 +171,17 @@ async def _list(
         can_write=visit.can_write,
         act=f"{PATH}/keys{mark}",
         tenants=tenants,
-        tenant=tenant.name if tenant and visit.tenant_id is None else None,
     )
 
 
-def _row(key: ApiKey, tenant: str | None, mark: str) -> KeyRow:
+def _row(key: ApiKey, mark: str) -> KeyRow:
     now = utc_now()
     expired = key.expires_at is not None and key.expires_at <= now
     return KeyRow(
         id=key.id,
         name=key.name,
-        tenant=tenant,
         redacted=key.redacted,
-        scopes=tuple(key.scopes),
+        scopes=tuple(words for scope, words in SCOPES.items() if scope in key.scopes),
         adapters=", ".join(key.adapters) if key.adapters else "all",
         state=_state(key, expired),
         ends_at=key.expires_at,
@@ -186,19 +197,38 @@ def _state(key: ApiKey, expired: bool) -> Badge:
         return Badge("revoked", "bad")
     if expired:
         return Badge("expired", "bad")
-    return Badge("ends", "warn") if key.expires_at else Badge("active", "good")
+    return Badge("active", "good")
 
 
-def _made(
-    request: Request, ctx: Context, visit: Visit, name: str, secret: str, tenant_id: str
+async def _made(
+    request: Request, ctx: Context, visit: Visit, made: NewKeyOut, tenant_id: str
 ) -> KeyMadePage:
+    missing = await _missing(ctx, made)
+    there = [name for name in made.adapters or [ctx.base.name] if name not in missing]
+    model = there[0] if there and "infer" in made.scopes else None
     return KeyMadePage(
         shell=shell(request, visit, "API keys"),
-        name=name,
-        secret=secret,
-        curl=curl_for(str(request.base_url).rstrip("/"), ctx.base.name),
+        name=made.name,
+        secret=made.secret or "",
+        curl=curl_for(str(request.base_url).rstrip("/"), model) if model else None,
         back=f"{PATH}/keys{_mark(tenant_id)}",
+        missing=missing,
+        usage=f"{PATH}/usage?{urlencode({'tenant_id': tenant_id, 'group_by': 'key'})}",
     )
+
+
+async def _missing(ctx: Context, made: NewKeyOut) -> tuple[str, ...]:
+    """Of a key's adapters, those that its tenant does not have; others' are not looked for."""
+    own = {name for name in made.adapters or () if "/" not in name and name != ctx.base.name}
+    async with ctx.db.read(made.tenant_id) as session:
+        there = await session.scalars(
+            select(Adapter.name).where(
+                Adapter.tenant_id == made.tenant_id,
+                Adapter.deleted_at.is_(None),
+                Adapter.name.in_(own),
+            )
+        )
+        return tuple(sorted(own - {*there}))
 
 
 def _mark(tenant_id: str) -> str:

@@ -13,17 +13,17 @@ from loraplex.web.contexts.tenants import LimitField
 from loraplex.web.words import of_bytes, of_count
 
 FIELDS: Final[Mapping[str, tuple[str, str]]] = {
-    "requests_per_minute": ("Requests a minute", "In any minute."),
+    "requests_per_minute": ("Requests a minute", "Counted over any 60 seconds."),
     "tokens_per_minute": ("Tokens a minute", "Prompt and completion together."),
     "max_concurrency": ("Requests at once", ""),
     "tokens_per_day": ("Tokens a day", "A UTC day."),
     "tokens_per_month": ("Tokens a month", "A UTC month."),
-    "storage_bytes": ("Stored bytes", "Of its adapters' images, each once."),
+    "storage_bytes": ("Stored bytes", "Of its adapters' images; each counts once."),
     "max_adapters": ("Adapters", ""),
-    "resident_bytes": ("Bytes in memory", "Of its images in the engine."),
-    "weight": ("Weight", "Of its share of the engine's service; 1 is plain."),
-    "max_running": ("Sequences at once", "In the engine's batch."),
-    "kv_share": ("Share of the KV cache", "0 to 1."),
+    "resident_bytes": ("Bytes in memory", "Of its adapters' images in the engine."),
+    "weight": ("Weight", "Where tenants share the engine, 2 gets twice what 1 gets."),
+    "max_running": ("Sequences at once", "In the engine's batch; the others wait."),
+    "kv_share": ("Share of the KV cache", "From 0 to 1; 1 is all of it."),
 }
 FRACTIONS: Final = frozenset({"weight", "kv_share"})
 REQUIRED: Final = FRACTIONS
@@ -41,7 +41,7 @@ def numbers_of(
             if text:
                 numbers[name] = float(text) if name in FRACTIONS else int(text)
             elif name in REQUIRED:
-                wrong[name] = "A number is needed; 1 is plain."
+                wrong[name] = "A number is needed, such as 1."
             else:
                 numbers[name] = None
         except ValueError:

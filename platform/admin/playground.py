@@ -133,7 +133,7 @@ async def _answer(request: Request, model: str, response: Response) -> Answer:
     if status != 200:
         return Answer(model, "", "", told["error"]["message"])
     usage = told["usage"]
-    facts = f"{usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
+    facts = f"{usage['prompt_tokens']} prompt tokens, {usage['completion_tokens']} generated"
     return Answer(model, told["choices"][0]["message"]["content"] or "", facts)
 
 

@@ -1,11 +1,14 @@
 """The screens of usage and of the audit log. Knows forms; refuses to change anything."""
 
 import json
-from datetime import date, timedelta
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Final
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
+from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.platform.admin.route import PageRoute
@@ -19,14 +22,17 @@ from loraplex.platform.audit import list_entries
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import NotFound
 from loraplex.platform.usage import Grouping, UsageTotal, totals
-from loraplex.web.contexts.records import AuditPage, AuditRow, UsagePage, UsageRow
+from loraplex.web.contexts.records import AuditPage, AuditRow, Span, UsagePage, UsageRow
 from loraplex.web.contexts.shell import Choice
+from loraplex.web.words import of_moment
 
 router = APIRouter(prefix=PATH, route_class=PageRoute, include_in_schema=False)
 Short = Annotated[str, Query(max_length=160)]
 Groups = Annotated[list[Grouping], Query(max_length=6)]
 PAGE: Final = 100
 SHOWN: Final = 500
+CHARTED: Final = 366  # days, at most
+SHORT: Final = re.compile("[0-9a-f]{64}")
 HEADINGS: Final = {
     "tenant": "Tenant",
     "adapter": "Adapter",
@@ -54,14 +60,15 @@ async def show_usage(
     await ctx.books.flush()
     async with ctx.db.read(visit.tenant_id) as session:
         found = await totals(session, tenant_id=whose, since=first, until=last, group_by=group_by)
+        daily = await _daily(session, whose, first, last) if form != "csv" else ()
         names = await tenant_names(session, (each.tenant_id for each in found))
         keys = await actor_names(session, (each.key_id for each in found if each.key_id))
     if form == "csv":
         body = as_csv([UsageOut.of(total) for total in found])
         headers = {"content-disposition": 'attachment; filename="usage.csv"'}
         return Response(body, media_type="text/csv; charset=utf-8", headers=headers)
-    asked = [("since", first), ("until", last), *(("group_by", each) for each in group_by)]
-    link = urlencode([*asked, ("tenant_id", tenant_id), ("format", "csv")])
+    kept = [*(("group_by", each) for each in group_by), ("tenant_id", tenant_id)]
+    link = urlencode([("since", first), ("until", last), *kept, ("format", "csv")])
     context = UsagePage(
         shell=shell(request, visit, "Usage"),
         since=first,
@@ -70,10 +77,40 @@ async def show_usage(
         headings=tuple(HEADINGS[each] for each in group_by),
         rows=tuple(_row(each, group_by, names, keys) for each in found[:SHOWN]),
         total=_sum(found),
+        days=daily,
+        spans=tuple(_spans(first, last, kept)),
         csv=f"{PATH}/usage?{link}",
         tenant_id=tenant_id or None,
     )
     return page(context)
+
+
+async def _daily(
+    session: AsyncSession, tenant_id: str | None, first: date, last: date
+) -> tuple[tuple[date, int], ...]:
+    """Tokens of every day, of those without requests too; nothing for one day, or too many."""
+    count = (last - first).days + 1
+    if not 1 < count <= CHARTED:
+        return ()
+    found = await totals(session, tenant_id=tenant_id, since=first, until=last, group_by=["day"])
+    tokens = {each.day: each.prompt_tokens + each.completion_tokens for each in found}
+    days = (first + timedelta(days=number) for number in range(count))
+    return tuple((day, tokens.get(day, 0)) for day in days)
+
+
+def _spans(first: date, last: date, kept: list[tuple[str, str]]) -> Iterator[Span]:
+    """Links to the days that are asked for most, grouped as they are now."""
+    today = utc_now().date()
+    starts = {
+        "Today": today,
+        "7 days": today - timedelta(days=6),
+        "30 days": today - timedelta(days=29),
+        "This month": today.replace(day=1),
+    }
+    shown = next((each for each, since in starts.items() if (first, last) == (since, today)), "")
+    for label, since in starts.items():
+        link = urlencode([("since", since), ("until", today), *kept])
+        yield Span(label, f"{PATH}/usage?{link}", label == shown)
 
 
 def _days(since: str, until: str) -> tuple[date, date]:
@@ -147,7 +184,8 @@ async def show_audit(
             limit=PAGE,
         )
         entries = found.items
-        who = await actor_names(session, (entry.actor for entry in entries))
+        told = (each for entry in entries for each in (entry.actor, entry.target))
+        who = await actor_names(session, told)
         names = await tenant_names(session, (entry.tenant_id for entry in entries))
     asked = {"action": action, "target": target}
     there = f"{PATH}/audit?{urlencode(asked)}"
@@ -160,7 +198,8 @@ async def show_audit(
                 at=entry.created_at,
                 who=who.get(entry.actor, entry.actor),
                 action=entry.action,
-                target=entry.target,
+                target=names.get(entry.target) or who[entry.target],
+                same=f"{PATH}/audit?{urlencode({'target': entry.target})}",
                 details=_told(entry.details),
                 tenant=names.get(entry.tenant_id) if visit.tenant_id is None else None,
             )
@@ -183,8 +222,20 @@ async def _audit_csv(ctx: Context, visit: Visit, action: str, target: str) -> Re
 
 def _told(details: dict[str, object]) -> str:
     """`version 3, revision 2`."""
-    return ", ".join(
-        f"{key} {value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in details.items()
-        if value not in (None, [], {})
-    )
+    shown = {key: value for key, value in details.items() if value not in (None, [], {})}
+    return ", ".join(f"{key.replace('_', ' ')} {_worded(key, each)}" for key, each in shown.items())
+
+
+def _worded(key: str, value: object) -> str:
+    """A detail as people read it: moments as dates, the start of a digest, lists by commas."""
+    if isinstance(value, int) and key.endswith(("_at", "_until")):
+        return of_moment(datetime.fromtimestamp(value, UTC))
+    if isinstance(value, str):
+        return f"{value[:12]}…" if SHORT.fullmatch(value) else value
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return _told(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value)

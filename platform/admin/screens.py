@@ -5,6 +5,7 @@ from typing import Final
 from loraplex.platform.admin import (
     adapters,
     keys,
+    nowhere,
     overview,
     playground,
     records,
@@ -26,4 +27,5 @@ SCREENS: Final = (
     users,
     records,
     system,
+    nowhere,
 )

@@ -16,21 +16,21 @@ from loraplex.web.pages import Context, render
 EVERYONE: Final[frozenset[Role]] = frozenset({"operator", "admin", "viewer"})
 WRITERS: Final[frozenset[Role]] = frozenset({"operator", "admin"})
 OPERATORS: Final[frozenset[Role]] = frozenset({"operator"})
-TABS: Final[tuple[tuple[str, str, frozenset[Role]], ...]] = (
-    ("Overview", "/admin", EVERYONE),
-    ("Adapters", "/admin/adapters", EVERYONE),
-    ("Upload", "/admin/upload", WRITERS),
-    ("Playground", "/admin/playground", WRITERS),
-    ("API keys", "/admin/keys", WRITERS),
-    ("Tenants", "/admin/tenants", OPERATORS),
-    ("Usage", "/admin/usage", EVERYONE),
-    ("Users", "/admin/users", WRITERS),
-    ("Audit", "/admin/audit", WRITERS),
-    ("System", "/admin/system", OPERATORS),
+TABS: Final[tuple[tuple[str, str, str, frozenset[Role]], ...]] = (
+    ("now", "Overview", "/admin", EVERYONE),
+    ("adapters", "Adapters", "/admin/adapters", EVERYONE),
+    ("adapters", "Upload", "/admin/upload", WRITERS),
+    ("adapters", "Playground", "/admin/playground", WRITERS),
+    ("use", "API keys", "/admin/keys", WRITERS),
+    ("use", "Usage", "/admin/usage", EVERYONE),
+    ("house", "Tenants", "/admin/tenants", OPERATORS),
+    ("house", "Users", "/admin/users", WRITERS),
+    ("house", "Audit", "/admin/audit", WRITERS),
+    ("house", "System", "/admin/system", OPERATORS),
 )
 DONE: Final = {
     "alias-moved": "The alias has moved.",
-    "alias-promoted": "The canary is the version now.",
+    "alias-promoted": "The canary is now the alias's version.",
     "alias-rolled-back": "The alias is where it was before.",
     "alias-removed": "The alias is gone; its history stays.",
     "adapter-saved": "Saved.",
@@ -38,12 +38,12 @@ DONE: Final = {
     "version-retired": "The version is retired: the bare name passes it over.",
     "version-restored": "The version is back.",
     "upload-cancelled": "The upload is cancelled.",
-    "tenant-created": "The tenant is there. Set its limits, then make it a key.",
+    "tenant-created": "The tenant is created. Set its limits, then make it a key.",
     "tenant-suspended": "The tenant is suspended; its keys open nothing.",
     "tenant-resumed": "The tenant is active again.",
     "limits-saved": "The limits hold from the next request on.",
     "key-revoked": "The key is revoked.",
-    "user-disabled": "The user cannot sign in any more.",
+    "user-disabled": "The user can no longer sign in.",
     "user-enabled": "The user can sign in again.",
     "password-set": "The password is set. Other sessions of yours have ended.",
 }
@@ -60,7 +60,9 @@ def shell(request: Request, visit: Visit, tab: str, notice: Notice | None = None
             visit.signed.tenant.name if visit.signed.tenant else None,
         ),
         tabs=tuple(
-            Tab(label, href, label == tab) for label, href, roles in TABS if visit.role in roles
+            Tab(label, href, group, label == tab)
+            for group, label, href, roles in TABS
+            if visit.role in roles
         ),
         notice=notice or (Notice("good", done) if done else None),
     )

@@ -32,17 +32,22 @@ def change(
     ] = None,
     share: Annotated[
         list[str] | None,
-        typer.Option("--share", help="All tenants to share it with, by id or name; repeatable."),
+        typer.Option(
+            "--share",
+            help="A tenant to share it with, by name or id; repeatable, and replaces those before.",
+        ),
     ] = None,
     description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
     *,
     limits: dict[str, Any],
     lift: Annotated[
         list[str] | None,
-        typer.Option("--lift", help="What shall hold no more: shared-with, description."),
+        typer.Option(
+            "--lift", help="What to take away: shared-with, description or a limit; repeatable."
+        ),
     ] = None,
 ) -> Any:
-    """Change what is given of an adapter; the rest stays. Others name it OWNER/NAME.
+    """Change what is given of an adapter; the rest stays. Other tenants name it OWNER/NAME.
 
     Its limits hold for each tenant that uses it.
     """

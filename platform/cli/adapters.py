@@ -33,7 +33,9 @@ def upload(
     ] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="Make an image of this dtype, bf16 or int8; the first is its own."),
+        typer.Option(
+            help="Make an image of this dtype, bf16 or int8; repeatable, the first is the default."
+        ),
     ] = None,
     resume: Annotated[
         str | None,
@@ -42,8 +44,8 @@ def upload(
 ) -> Any:
     """Upload an adapter; a name that exists gets its next version.
 
-    A broken connection is taken up where it broke. Where this command ends before the upload does,
-    it says how to go on. Every check is told as it passes, and every reason with its fix.
+    After a broken connection it goes on where it stopped. If the command ends too early, it prints
+    the line that goes on later. Each check is printed as it passes, each reason with its fix.
     """
     if resume is not None and (alias or variant):
         fail("--resume goes on with an upload as it was begun: leave --alias and --variant out.")

@@ -20,7 +20,8 @@ Alias = Annotated[str, typer.Argument(help="The alias, such as prod.")]
 Revision = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Do it at this revision only (0: not there); by default at the one it has now."
+        min=0,
+        help="Only if the alias is at this revision (0: not there); without it, whatever it is at.",
     ),
 ]
 COLUMNS = ("id", "version", "canary", "revision", "moved_at")
@@ -33,18 +34,18 @@ def set_alias(
     api: Api,
     name: Name,
     alias: Alias,
-    version: Annotated[int, typer.Argument(min=1, help="The version that it shall mean.")],
+    version: Annotated[int, typer.Argument(min=1, help="The version that the alias is to mean.")],
     canary: Annotated[
-        int | None, typer.Option(min=1, help="A version that some conversations shall try.")
+        int | None, typer.Option(min=1, help="A version for some of the conversations.")
     ] = None,
     percent: Annotated[
-        float | None, typer.Option(help="Of the conversations, for the canary.")
+        float | None, typer.Option(help="How many of a hundred conversations get the canary.")
     ] = None,
     revision: Revision = None,
 ) -> Any:
-    """Let NAME@ALIAS mean a version; an alias that is not there is made.
+    """Make NAME@ALIAS mean a version; an alias that is not there is created.
 
-    With --canary and --percent, so many of the conversations get another version.
+    With --canary and --percent, part of the conversations get another version.
     """
     if (canary is None) != (percent is None):
         fail("--canary and --percent go together.")
@@ -56,7 +57,7 @@ def set_alias(
 @app.command()
 @asks(Role.TENANT, COLUMNS)
 def promote(api: Api, name: Name, alias: Alias, revision: Revision = None) -> Any:
-    """Let the canary be what NAME@ALIAS means to all."""
+    """Make the canary what NAME@ALIAS means to all."""
     return _move(api, name, alias, "promote", revision)
 
 

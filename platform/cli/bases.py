@@ -6,7 +6,9 @@ import typer
 
 from loraplex.platform.cli.client import Api, Role, asks
 
-app = typer.Typer(help="List served bases, and what was compiled for others.", no_args_is_help=True)
+app = typer.Typer(
+    help="List the bases served here, and versions compiled for another one.", no_args_is_help=True
+)
 
 COLUMNS = ("name", "variant", "serving", "versions", "first_served_at", "last_served_at", "id")
 
@@ -14,12 +16,12 @@ COLUMNS = ("name", "variant", "serving", "versions", "first_served_at", "last_se
 @app.command("list")
 @asks(Role.TENANT, COLUMNS)
 def list_bases(api: Api) -> Any:
-    """List the bases that were served here, each with how many versions were made for it."""
+    """List the bases served here, and how many versions were compiled for each."""
     return api.list("/v1/bases")
 
 
 @app.command()
 @asks(Role.TENANT, ("id", "base"))
 def stale(api: Api) -> Any:
-    """List versions that cannot be served, because they were compiled for another base."""
+    """List versions that were compiled for another base and cannot be served."""
     return api.list("/v1/bases/stale")

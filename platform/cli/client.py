@@ -43,6 +43,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 DEFAULT_DATA_DIR = Path("data")
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 30.0
+DIGEST_SHOWN = 12  # characters
 Row = Mapping[str, Any]
 
 
@@ -122,8 +123,8 @@ def asks(
     """Make a command of a function that asks the API, its first parameter, for an answer.
 
     The command has the function's other parameters and the options of every client: `--url`,
-    `--api-key`, `--data-dir`, and `--json` where the answer is shown as a table of `columns`. An
-    answer that is text is printed as it is.
+    `--api-key`, `--data-dir`, and `--json` where the answer is shown by `columns`. An answer that
+    is text is printed as it is. Whoever names a tenant acts as the operator.
     """
     options = _OPTIONS if columns else _OPTIONS[:-1]
 
@@ -132,7 +133,8 @@ def asks(
         def command(**given: Any) -> None:
             url, api_key, data_dir = (given.pop(name) for name in ("url", "api_key", "data_dir"))
             as_json = given.pop("as_json", False)
-            with closing(connect(url, api_key, data_dir, role)) as api:
+            acting = Role.OPERATOR if given.get("tenant") else role
+            with closing(connect(url, api_key, data_dir, acting)) as api:
                 answer = function(api, **given)
             if isinstance(answer, str):
                 typer.echo(answer)
@@ -173,31 +175,46 @@ def error_message(response: "httpx.Response") -> str:
 
 
 def show(value: Any, as_json: bool, columns: Sequence[str] = ()) -> None:
-    """Print one object or a list of them: as JSON, or as a table of the columns."""
+    """Print the columns of a list as a table, or of one object line by line; or all as JSON."""
     if as_json:
         import json
 
         typer.echo(json.dumps(value, indent=2))
         return
-    rows = [[_cell(name, row.get(name)) for name in columns] for row in _listed(value)]
-    table = [[name.replace("_", " ") for name in columns], *rows]
+    titles = [name.replace("_", " ") for name in columns]
+    if isinstance(value, list):
+        rows = [[_cell(name, row.get(name)) for name in columns] for row in value]
+        _print_table([titles, *rows])
+    else:
+        cells = [_cell(name, value.get(name)) for name in columns]
+        _print_table([[f"{t}:", cell] for t, cell in zip(titles, cells, strict=True)])
+
+
+def _print_table(table: list[list[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
         padded = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
         typer.echo("  ".join(padded).rstrip())
 
 
-def _listed(value: Any) -> list[Row]:
-    return value if isinstance(value, list) else [value]
-
-
 def _cell(column: str, value: Any) -> str:
+    """A value as people read it; `--json` has digests whole and moments in seconds."""
     if value is None:
         return "–"
     if column.endswith("_at"):
         return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M}Z"
+    if column == "digest":
+        return str(value)[:DIGEST_SHOWN]
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.15g}"
     if isinstance(value, list):
-        return " ".join(map(str, value))
+        return ",".join(_cell("", each) for each in value)
     if isinstance(value, dict):
-        return " ".join(f"{key}={each}" for key, each in value.items())
+        return " ".join(f"{key}={_nested(key, each)}" for key, each in value.items())
     return str(value)
+
+
+def _nested(key: str, value: Any) -> str:
+    return f"({_cell(key, value)})" if isinstance(value, dict) else _cell(key, value)

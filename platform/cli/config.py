@@ -7,12 +7,12 @@ import typer
 
 from loraplex.platform.cli.client import Json, fail
 
-app = typer.Typer(help="The settings of `serve`.", no_args_is_help=True)
+app = typer.Typer(help="Show the settings of `serve`.", no_args_is_help=True)
 
 
 @app.callback()
 def config() -> None:
-    """The settings of `serve`."""
+    """Show the settings of `serve`."""
 
 
 @app.command("show")

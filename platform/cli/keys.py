@@ -7,6 +7,7 @@ import typer
 
 from loraplex.platform.cli.client import Api, Role, asks
 from loraplex.platform.cli.limit_options import LIMITS, takes_limits
+from loraplex.platform.cli.names import tenant_id
 
 app = typer.Typer(
     help="Create, list, change, rotate and revoke API keys (operator).", no_args_is_help=True
@@ -21,12 +22,17 @@ DAY_S = 86_400
 Key = Annotated[str, typer.Argument(help="The key's id, key_….")]
 Tenant = Annotated[
     str | None,
-    typer.Option("--tenant", help="The tenant's id; without it, those of all and the operator's."),
+    typer.Option("--tenant", help="A tenant, by name or id; without it, the operator."),
+]
+OfTenant = Annotated[
+    str | None, typer.Option("--tenant", help="A tenant, by name or id; without it, all.")
 ]
 Days = Annotated[int | None, typer.Option("--days", min=1, help="Days until it expires.")]
 Adapters = Annotated[
     list[str] | None,
-    typer.Option("--adapter", help="All that it may use, the base by its name; repeatable."),
+    typer.Option(
+        "--adapter", help="An adapter that it may use, or the base by its name; repeatable."
+    ),
 ]
 
 
@@ -61,14 +67,15 @@ def create(
     default = (["infer"] if adapters else DEFAULT_SCOPES) if tenant else ["admin"]
     body = {"name": name, "scopes": scopes or default}
     body |= _terms(days, adapters) | limits
-    return api.call("POST", "/v1/keys", json=body | ({"tenant_id": tenant} if tenant else {}))
+    body |= {"tenant_id": tenant_id(api, tenant)} if tenant else {}
+    return api.call("POST", "/v1/keys", json=body)
 
 
 @app.command("list")
 @asks(Role.OPERATOR, COLUMNS)
-def list_keys(api: Api, tenant: Tenant = None) -> Any:
+def list_keys(api: Api, tenant: OfTenant = None) -> Any:
     """List keys without their secrets: a tenant's, or all of them."""
-    params = {"tenant_id": tenant} if tenant else {}
+    params = {"tenant_id": tenant_id(api, tenant)} if tenant else {}
     return api.list("/v1/keys", **params)
 
 
@@ -92,7 +99,9 @@ def change(
     limits: dict[str, Any],
     lift: Annotated[
         list[str] | None,
-        typer.Option("--lift", help="What shall hold no more: adapters or expires-at."),
+        typer.Option(
+            "--lift", help="What to take away: adapters, expires-at or a limit; repeatable."
+        ),
     ] = None,
 ) -> Any:
     """Change what is given of a key; the rest stays."""

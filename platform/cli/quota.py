@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from loraplex.platform.cli.client import Api, Role, asks
+from loraplex.platform.cli.names import tenant_id
 
 app = typer.Typer(help="Show limits as they stand, and explain refusals.", no_args_is_help=True)
 
@@ -13,16 +14,14 @@ ANSWER = ("admitted", "explanation", "tokens", "max_tokens", "retry_after_s")
 REFUSAL = ("request_id", "at", "kind", "id", "name", "tokens", "retry_after_s")
 
 Tenant = Annotated[
-    str | None, typer.Option("--tenant", help="For operators: the tenant's id, ten_….")
+    str | None, typer.Option("--tenant", help="For operators: a tenant, by name or id.")
 ]
-Key = Annotated[
-    str | None, typer.Option("--key", help="For administrators: another key's id, key_….")
-]
+Key = Annotated[str | None, typer.Option("--key", help="For admins: another key's id, key_….")]
 
 
-def _named(tenant: str | None, key: str | None = None, **more: Any) -> dict[str, Any]:
+def _named(api: Api, tenant: str | None, key: str | None = None, **more: Any) -> dict[str, Any]:
     """Of the query's parameters, those that were given."""
-    named = {"tenant_id": tenant, "key_id": key, **more}
+    named = {"tenant_id": tenant_id(api, tenant) if tenant else None, "key_id": key, **more}
     return {name: value for name, value in named.items() if value}
 
 
@@ -62,31 +61,32 @@ def _rows(quota: dict[str, Any]) -> list[dict[str, Any]]:
 def show_quota(
     api: Api,
     adapters: Annotated[
-        list[str] | None, typer.Option("--adapter", help="Tell of this one too; repeatable.")
+        list[str] | None,
+        typer.Option("--adapter", help="An adapter whose limits to show too; repeatable."),
     ] = None,
     tenant: Tenant = None,
     key: Key = None,
 ) -> Any:
-    """Show every limit that there is, what is used of it, and when it is whole again."""
-    return _rows(api.call("GET", "/v1/quota", params=_named(tenant, key, adapter=adapters)))
+    """Show every limit, how much of it is used, and when it is whole again."""
+    return _rows(api.call("GET", "/v1/quota", params=_named(api, tenant, key, adapter=adapters)))
 
 
 @app.command()
 @asks(Role.TENANT, ANSWER)
 def explain(
     api: Api,
-    model: Annotated[str, typer.Argument(help="As a request would name it.")],
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of its prompt.")],
+    model: Annotated[str, typer.Argument(help="The model, as a request would name it.")],
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")],
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of its answer; without it, what is allowed.")
+        int | None, typer.Option(min=1, help="Tokens of the answer; without it, as many as fit.")
     ] = None,
-    choices: Annotated[int, typer.Option("--n", min=1, help="Choices.")] = 1,
+    choices: Annotated[int, typer.Option("--n", min=1, help="Answers to the prompt.")] = 1,
     tenant: Tenant = None,
     key: Key = None,
 ) -> Any:
     """Say whether a request would be let in now, and which limit binds; nothing is charged."""
     body = {"model": model, "prompt_tokens": prompt_tokens, "n": choices, "max_tokens": max_tokens}
-    return api.call("POST", "/v1/quota/explain", json=body, params=_named(tenant, key))
+    return api.call("POST", "/v1/quota/explain", json=body, params=_named(api, tenant, key))
 
 
 @app.command()
@@ -97,4 +97,4 @@ def why(
     tenant: Tenant = None,
 ) -> Any:
     """Say which limit refused a request."""
-    return api.call("GET", f"/v1/quota/refusals/{request}", params=_named(tenant))
+    return api.call("GET", f"/v1/quota/refusals/{request}", params=_named(api, tenant))

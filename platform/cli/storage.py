@@ -30,10 +30,10 @@ def collect(
         bool,
         typer.Option(
             "--unnamed",
-            help="Also those that this database never knew: not where another platform uses the "
+            help="Also images that this database never knew. Not if another platform uses the "
             "same store.",
         ),
     ] = False,
 ) -> Any:
-    """Remove images that nobody needs any more now, which servers also do by themselves."""
+    """Remove images that no version needs any more. Servers also do so by themselves."""
     return api.call("POST", "/v1/storage/collect", json={"dry_run": dry_run, "unnamed": unnamed})

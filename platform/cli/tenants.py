@@ -7,6 +7,7 @@ import typer
 
 from loraplex.platform.cli.client import Api, Role, asks
 from loraplex.platform.cli.limit_options import LIMITS, limit_option, takes_limits
+from loraplex.platform.cli.names import tenant_id
 
 app = typer.Typer(
     help="Create tenants, set their limits and suspend them (operator).", no_args_is_help=True
@@ -28,16 +29,20 @@ def _share(name: str, what: str) -> Any:
 
 
 SHARES = {
-    "weight": _share("--weight", "Of its share of the engine."),
+    "weight": _share(
+        "--weight", "Its weight where tenants share the engine: 2 gets twice what 1 gets."
+    ),
     "max_running": limit_option("max_running", "Sequences that the engine runs at once."),
-    "kv_share": _share("--kv-share", "Of the KV cache, at most; 1: all."),
-    "resident_bytes": limit_option("resident_bytes", "Of images in the engine's memory."),
-    "storage_bytes": limit_option("storage_bytes", "Of stored images, each counted once."),
-    "max_adapters": limit_option("max_adapters", "Adapters."),
+    "kv_share": _share("--kv-share", "The largest part of the KV cache that it may hold (1: all)."),
+    "resident_bytes": limit_option("resident_bytes", "Bytes of its images in the engine's memory."),
+    "storage_bytes": limit_option(
+        "storage_bytes", "Bytes of its stored images, each counted once."
+    ),
+    "max_adapters": limit_option("max_adapters", "Adapters that it may have."),
 }
 OPTIONS = LIMITS | SHARES
 COLUMNS = ("id", "name", "suspended", *OPTIONS)
-Tenant = Annotated[str, typer.Argument(help="The tenant's id.")]
+Tenant = Annotated[str, typer.Argument(help="The tenant, by name or id.")]
 
 
 @app.command()
@@ -64,7 +69,7 @@ def list_tenants(api: Api) -> Any:
 @takes_limits(OPTIONS)
 def set_limits(api: Api, tenant: Tenant, limits: dict[str, Any]) -> Any:
     """Show a tenant's limits, or change those that are given."""
-    path = f"/v1/tenants/{tenant}"
+    path = f"/v1/tenants/{tenant_id(api, tenant)}"
     return api.call("PATCH", path, json=limits) if limits else api.call("GET", path)
 
 
@@ -72,7 +77,7 @@ def set_limits(api: Api, tenant: Tenant, limits: dict[str, Any]) -> Any:
 @asks(Role.OPERATOR)
 def suspend(api: Api, tenant: Tenant) -> str:
     """Suspend a tenant: its keys open nothing until it is resumed."""
-    api.call("PATCH", f"/v1/tenants/{tenant}", json={"suspended": True})
+    api.call("PATCH", f"/v1/tenants/{tenant_id(api, tenant)}", json={"suspended": True})
     return f"{tenant} is suspended"
 
 
@@ -80,5 +85,5 @@ def suspend(api: Api, tenant: Tenant) -> str:
 @asks(Role.OPERATOR)
 def resume(api: Api, tenant: Tenant) -> str:
     """Resume a suspended tenant."""
-    api.call("PATCH", f"/v1/tenants/{tenant}", json={"suspended": False})
+    api.call("PATCH", f"/v1/tenants/{tenant_id(api, tenant)}", json={"suspended": False})
     return f"{tenant} is resumed"

@@ -17,7 +17,9 @@ Id = Annotated[str, typer.Argument(help="The upload's id.", metavar="ID")]
 @asks(Role.TENANT, COLUMNS)
 def list_uploads(
     api: Api,
-    state: Annotated[str | None, typer.Option(help="Those in this state only.")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only those in this state, such as ready or rejected.")
+    ] = None,
 ) -> Any:
     """List uploads in the order they were begun."""
     return api.list("/v1/uploads", **({"state": state} if state else {}))
@@ -37,6 +39,6 @@ def show(api: Api, upload: Id) -> Any:
 @app.command()
 @asks(Role.TENANT)
 def cancel(api: Api, upload: Id) -> str:
-    """Give an upload up that is not published yet."""
+    """Cancel an upload that is not published yet."""
     api.call("DELETE", f"/v1/uploads/{upload}")
     return f"{upload} is cancelled"

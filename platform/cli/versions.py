@@ -24,28 +24,28 @@ def list_versions(api: Api, name: Name) -> Any:
 @app.command()
 @asks(Role.TENANT, (*COLUMNS, "base"))
 def show(api: Api, name: Name, number: Number) -> Any:
-    """Show one version; with --json also what the upload gate said of it."""
+    """Show one version; --json has its upload's report too."""
     return api.call("GET", _path(name, number))
 
 
 @app.command()
 @asks(Role.TENANT, COLUMNS)
 def retire(api: Api, name: Name, number: Number) -> Any:
-    """Let the bare NAME mean this version no more; its number and aliases go on."""
+    """Keep the bare NAME from meaning this version; NAME@NUMBER and its aliases go on."""
     return api.call("POST", f"{_path(name, number)}/retire")
 
 
 @app.command()
 @asks(Role.TENANT, COLUMNS)
 def restore(api: Api, name: Name, number: Number) -> Any:
-    """Let the bare NAME mean this version again, if it is the newest."""
+    """Undo retire: the bare NAME means this version again, if it is the newest."""
     return api.call("POST", f"{_path(name, number)}/restore")
 
 
 @app.command()
 @asks(Role.TENANT)
 def rm(api: Api, name: Name, number: Number) -> str:
-    """Delete one version, unless an alias is at it."""
+    """Delete one version, unless an alias means it."""
     api.call("DELETE", _path(name, number))
     return f"{name}@{number} is removed"
 

@@ -1,5 +1,6 @@
 """Who may see and do what on the admin pages; where changes may come from; how sessions end."""
 
+import html
 import re
 from datetime import timedelta
 
@@ -65,6 +66,7 @@ TABLE = {
     ("GET", "/admin/usage"): ALL,
     ("GET", "/admin/audit"): WRITERS,
     ("GET", "/admin/system"): {OPERATOR},
+    ("GET", "/admin/{rest:path}"): ALL,
 }
 PLACES = {
     "adapter_id": "adp_none",
@@ -276,6 +278,55 @@ async def test_charts_and_refusals_show_what_was_counted(world):
     async with await visitor(world, OPERATOR) as client:
         text = (await client.get("/admin")).text
     assert "tenant tokens_per_minute" in text
+
+
+async def test_an_address_without_a_page_is_a_page_that_says_so(world):
+    async with await visitor(world, VIEWER) as client:
+        answer = await client.get("/admin/nowhere/at/all")
+    assert answer.status_code == 404
+    assert "There is no such page" in answer.text
+
+
+async def test_a_key_of_one_adapter_is_shown_with_a_request_that_it_may_make(world):
+    await world.add_adapter("acme", "poet")
+    async with await visitor(world, ADMIN) as client:
+        filled = (await client.get("/admin/keys", params={"adapters": "poet"})).text
+        assert 'name="adapters" type="text" value="poet"' in filled
+        form = {"name": "shop", "scopes": "infer", "adapters": "nobody, poet"}
+        bound = (await client.post("/admin/keys", data=form)).text
+        reader = await client.post("/admin/keys", data={"name": "r", "scopes": "adapters:read"})
+    assert '"model": "poet"' in html.unescape(bound)
+    assert "<bdi>nobody</bdi> is not there yet" in bound
+    assert "curl" not in reader.text
+
+
+async def test_the_audit_log_names_what_changed_and_leads_to_all_its_changes(world):
+    async with await visitor(world, ADMIN) as client:
+        await client.post("/admin/keys", data={"name": "shop", "scopes": "infer"})
+        keys = (await client.get("/admin/keys")).text
+        rows = re.findall(r"<bdi>(\w+)</bdi>.*?/admin/keys/(key_\w+)/revoke", keys, re.DOTALL)
+        key = dict(rows)["shop"]
+        await client.post(f"/admin/keys/{key}/revoke")
+        everything = (await client.get("/admin/audit")).text
+        link = f"/admin/audit?target={key}"
+        only = (await client.get(link)).text
+    assert f'<a href="{link}"><bdi>key shop</bdi></a>' in everything
+    assert re.findall(r"<code>([a-z.]+)</code>", only) == ["key.revoked", "key.created"]
+
+
+async def test_usage_has_a_bar_for_each_day_and_links_to_days(world):
+    async with await visitor(world, ADMIN) as client:
+        asked = {"since": "2026-01-01", "until": "2026-01-03", "group_by": "key"}
+        empty = (await client.get("/admin/usage", params=asked)).text
+        assert "No requests in these days" in empty
+        body = {"model": "tiny-base", "prompt": "a", "max_tokens": 1}
+        async with world.client() as caller:
+            assert (await caller.post("/v1/completions", json=body)).status_code == 200
+        month = (await client.get("/admin/usage")).text
+        today = (await client.get("/admin/usage", params={"since": f"{utc_now():%Y-%m-%d}"})).text
+    assert month.count("data-day>") == 30
+    assert "data-day>" not in today and "aria-current" in today
+    assert re.findall(r'aria-current="true">([^<]+)<', today) == ["Today"]
 
 
 async def test_a_page_of_ten_thousand_names_is_paged(world):

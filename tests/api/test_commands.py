@@ -47,6 +47,27 @@ async def test_keys_are_created_shown_changed_rotated_and_revoked(world, run):
     assert (await run("keys", "create", "second", "--json"))["scopes"] == ["admin"]
 
 
+async def test_tenants_and_users_are_said_by_name(world, run):
+    made = await run("keys", "create", "by name", "--tenant", "acme", "--json")
+    assert made["tenant_id"] == world.tenants["acme"]
+    assert [
+        made["id"] in await run("keys", "list", "--tenant", name) for name in world.tenants
+    ] == [name == "acme" for name in world.tenants]
+    assert await run("tenants", "suspend", "acme") == "acme is suspended\n"
+    assert (await run("tenants", "limits", "acme", "--json"))["suspended"] is True
+    user = await run("users", "create", "ada", "--tenant", "globex", "--json")
+    assert (await run("users", "invite", "ada", "--json"))["user_id"] == user["id"]
+    assert "no tenant 'initech'" in await run("tenants", "limits", "initech", code=1)
+    assert "no user 'bob'" in await run("users", "invite", "bob", code=1)
+
+
+async def test_one_thing_is_shown_line_by_line_and_several_as_a_table(world, run):
+    lines = (await run("tenants", "limits", "acme", "--kv-share", "0.5")).splitlines()
+    assert lines[1:3] == ["name:                 acme", "suspended:            no"]
+    assert "kv share:             0.5" in lines
+    assert (await run("tenants", "list")).splitlines()[0].split()[:2] == ["id", "name"]
+
+
 async def test_tenants_are_created_limited_and_suspended(world, run):
     made = await run("tenants", "create", "initech", "--tokens-per-day", "1000", "--json")
     tenant = made["id"]

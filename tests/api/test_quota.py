@@ -290,7 +290,7 @@ async def test_the_command_line_shows_explains_and_says_why(world):
         async with world.client("typist") as client:
             assert (await client.post(PATH, json=CHAT)).status_code == 200
             refused = await client.post(PATH, json=CHAT)
-        assert "False" in await run("explain", "tiny-base", "--prompt-tokens", "9")
+        assert "admitted:       no" in await run("explain", "tiny-base", "--prompt-tokens", "9")
         shown = await run("show", "--json")
         assert [(row["id"], row["limit"], row["of"], row["remaining"]) for row in shown] == [
             (tenant, "requests_per_minute", 1, 0),

@@ -100,8 +100,7 @@ def upload(page: Page, name: str, config: Path, weights: Path) -> None:
 
 def upload_example(page: Page, name: str, example: str) -> None:
     folder = EXAMPLES / example
-    files = (folder / "adapter_config.json", folder / "adapter_model.safetensors")
-    upload(page, name, *files)
+    upload(page, name, folder / "adapter_config.json", folder / "adapter_model.safetensors")
     expect(page.locator("#job .badge")).to_have_text("ready")
 
 
@@ -168,6 +167,7 @@ def test_files_and_folders_are_dropped_onto_the_form(page: Page) -> None:
     drop(zone, ["poet.zip"])
     expect(form.get_by_role("alert")).to_have_count(0)
     assert form.evaluate(CHOSEN) == ["", "", "poet.zip"]
+    expect(page.get_by_label("Name", exact=True)).to_have_value("poet")
     drop(zone, ["README.md", "backup.zip", *pair], folder=100)
     expect(page.locator("#archive")).to_have_value("")
     assert form.evaluate(CHOSEN) == [*pair, ""]
@@ -242,8 +242,9 @@ def test_a_key_is_made_used_rotated_and_revoked(served: Any, page: Page) -> None
     expect(row.get_by_text("active")).to_be_visible()
     assert old not in page.content()
     assert serious_faults(page) == []
-    row.get_by_label("stays valid for").select_option("3600")
-    row.get_by_role("button", name="Rotate").click()
+    row.get_by_text("Rotate").click()
+    row.get_by_label("The old key ends").select_option("3600")
+    row.get_by_role("button", name="Make a new key").click()
     new = shown_text(page.locator("#secret"))
     assert new != old
     expect(page.get_by_text(re.compile(r"ends in \d+ min"))).to_be_visible()
@@ -357,10 +358,9 @@ def test_without_scripts_the_forms_work(
 
 
 def test_hostile_text_is_text(page: Page) -> None:
-    long = HOSTILE + "x" * 200
     upload_example(page, "x" * 63, "emoji")
     page.get_by_role("link", name="See the adapter").click()
-    page.get_by_label("Description", exact=True).fill(long)
+    page.get_by_label("Description", exact=True).fill(HOSTILE + "x" * 200)
     page.get_by_role("button", name="Save").click()
     expect(page.locator(".head").first).to_contain_text("<script>alert(1)</script>")
     open_screen(page, "Adapters")

@@ -59,6 +59,7 @@ class VersionRow:
     residency: Badge
     created_at: datetime
     retired: bool
+    is_current: bool  # what the bare name means
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class AdapterPage(Page):
     uses: tuple[UseRow, ...]
     playground: str
     upload: str
+    new_key: str
     model: str
     curl: str
     can_write: bool

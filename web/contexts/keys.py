@@ -13,9 +13,8 @@ class KeyRow:
 
     id: str
     name: str
-    tenant: str | None
     redacted: str
-    scopes: tuple[str, ...]
+    scopes: tuple[str, ...]  # in words
     adapters: str  # "all", or their names
     state: Badge
     ends_at: datetime | None
@@ -42,7 +41,6 @@ class KeysPage(Page):
     days: str = ""
     tenants: tuple[Choice, ...] = ()
     error: str | None = None
-    tenant: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,8 @@ class KeyMadePage(Page):
 
     name: str
     secret: str
-    curl: str
+    curl: str | None  # None: it may not call models
     back: str
+    usage: str
+    missing: tuple[str, ...]  # of its adapters, those that its tenant does not have
     old_ends_at: datetime | None = None  # of the key that it replaces

@@ -17,6 +17,20 @@ class UsageRow:
     completion_tokens: int
     cached_tokens: int
 
+    @property
+    def tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Span:
+    """Days that are often asked for."""
+
+    label: str
+    href: str
+    current: bool
+
 
 @dataclass(frozen=True)
 class UsagePage(Page):
@@ -30,6 +44,8 @@ class UsagePage(Page):
     headings: tuple[str, ...]
     rows: tuple[UsageRow, ...]
     total: UsageRow
+    days: tuple[tuple[date, int], ...]  # tokens of each, for a chart; none for one day or many
+    spans: tuple[Span, ...]
     csv: str
     tenant_id: str | None = None
 
@@ -42,6 +58,7 @@ class AuditRow:
     who: str
     action: str
     target: str
+    same: str  # address of all changes of the target
     details: str
     tenant: str | None
 

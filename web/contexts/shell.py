@@ -21,6 +21,7 @@ class Tab:
 
     label: str
     href: str
+    group: str  # tabs of one stand together
     current: bool = False
 
 

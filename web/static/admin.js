@@ -11,9 +11,11 @@ const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
 const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const minute = new Intl.DateTimeFormat(undefined, { timeStyle: "short" });
+const utcDay = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", timeZone: "UTC" });
 
 function localTimes(root) {
-  for (const time of all("time[datetime]:not([data-countdown])", root)) {
+  for (const time of all("time[datetime]:not([data-countdown], [data-day])", root)) {
     const moment = new Date(time.dateTime);
     time.textContent = ("precise" in time.dataset ? clock : day).format(moment);
     time.title = moment.toISOString();
@@ -64,7 +66,8 @@ function drawChart(box) {
     ...names.map((_, i) => numbers.map((values) => values[i])),
   ];
   charts.get(box)?.destroy();
-  charts.set(box, new uPlot(options(box, names), data, box));
+  const made = "days" in box.dataset ? dayOptions(box, names) : options(box, names);
+  charts.set(box, new uPlot(made, data, box));
 }
 
 function number(cell) {
@@ -82,9 +85,30 @@ function options(box, names) {
     legend: { show: names.length > 1, live: false },
     cursor: { y: false },
     scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-    axes: [axis, { ...axis, size: 48 }],
-    series: [{}, ...names.map((label, i) => ({ label, stroke: colour(`--series-${(i % 4) + 1}`), width: 2, points: { show: false } }))],
+    axes: [{ ...axis, size: 30, space: 84, values: named((step) => (step < 60 ? clock : minute)) }, { ...axis, size: 56 }],
+    series: [{}, ...names.map((label, i) => series(label, colour(`--series-${(i % 4) + 1}`)))],
   };
+}
+
+// A value between two gaps is a point: a line has nothing to go to.
+function series(label, stroke) {
+  const alone = (plot, i) => {
+    const values = plot.data[i];
+    return [...values.keys()].filter((at) => values[at] !== null && (values[at - 1] ?? values[at + 1] ?? null) === null);
+  };
+  return { label, stroke, width: 2, points: { show: true, filter: alone, size: 5, fill: stroke } };
+}
+
+const named = (formatOf) => (_, ticks, axis, space, step) => ticks.map((tick) => formatOf(step).format(tick * 1000));
+
+function dayOptions(box, names) {
+  const made = options(box, names);
+  const day = 86400;
+  made.tzDate = (seconds) => uPlot.tzDate(new Date(seconds * 1000), "UTC");
+  made.scales.x = { range: (_, low, high) => [low - 0.6 * day, high + 0.6 * day] };
+  made.axes[0] = { ...made.axes[0], incrs: [1, 2, 7, 14, 28, 91].map((days) => days * day), values: named(() => utcDay) };
+  made.series[1] = { ...made.series[1], fill: made.series[1].stroke, width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.7, 48] }) };
+  return made;
 }
 
 function resolved(value) {
@@ -102,6 +126,7 @@ function prepare(root) {
   localTimes(root);
   for (const button of all("[data-copy], [data-copy-from]", root)) button.hidden = !navigator.clipboard;
   for (const part of all("[data-needs-script]", root)) part.hidden = false;
+  for (const part of all("[data-needless]", root)) part.hidden = true;
   drawCharts(root);
 }
 
@@ -230,10 +255,18 @@ for (const form of all("form[data-upload]")) {
     const dropped = [...files];
     try {
       choose(form, entries.length ? (await Promise.all(entries.map(filesOf))).flat() : dropped);
+      const named = entries.find((entry) => entry.isDirectory) ?? dropped.find((file) => /\.zip$/i.test(file.name));
+      if (named) nameAfter(form, named);
     } catch (error) {
       complain(form, error.message);
     }
   });
+}
+
+function nameAfter(form, file) {
+  const field = form.elements.name;
+  const name = file.name.replace(/\.zip$/i, "").toLowerCase().replaceAll(/[^a-z0-9._-]+/g, "-").replaceAll(/^[^a-z0-9]+|[^a-z0-9]+$/g, "");
+  if (!field.value) field.value = name.slice(0, field.maxLength);
 }
 
 async function filesOf(entry) {
@@ -267,6 +300,9 @@ for (const form of all("form[data-playground]")) {
   let running = null;
   const stop = form.querySelector("[data-stop]");
   stop.addEventListener("click", () => running?.abort());
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     running?.abort();
@@ -318,7 +354,7 @@ function told(total, first, usage) {
   const tokens = usage?.completion_tokens ?? 0;
   const rate = first !== null && tokens > 1 ? `, ${((tokens - 1) / ((total - first) / 1000)).toFixed(1)} tokens/s` : "";
   const cached = usage?.prompt_tokens_details?.cached_tokens ? ` (${usage.prompt_tokens_details.cached_tokens} cached)` : "";
-  return `${usage?.prompt_tokens ?? 0} + ${tokens} tokens${cached}, first after ${Math.round(first ?? total)} ms${rate}`;
+  return `${usage?.prompt_tokens ?? 0} prompt tokens${cached}, ${tokens} generated, first after ${Math.round(first ?? total)} ms${rate}`;
 }
 
 async function* stream(form, model, signal) {
@@ -350,3 +386,5 @@ setInterval(countdowns, 1000);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawCharts(document));
 addEventListener("resize", () => drawCharts(document));
 document.querySelector("[data-notice]")?.focus({ preventScroll: true });
+const tab = document.querySelector("nav [aria-current=page]");
+tab?.closest("ul").scrollTo({ left: tab.offsetLeft - 40 });
