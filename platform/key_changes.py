@@ -28,11 +28,13 @@ async def list_keys(
     after: str | None = None,
     limit: int = 100,
 ) -> Page[ApiKey]:
-    """Keys in the order they were made, revoked ones too; of one tenant, if it is given."""
+    """Keys, the newest first, revoked ones too; of one tenant, if it is given."""
     statement = select(ApiKey)
     if tenant_id is not None:
         statement = statement.where(ApiKey.tenant_id == tenant_id)
-    return await fetch_page(session, statement, ApiKey.id, after=after, limit=limit)
+    return await fetch_page(
+        session, statement, ApiKey.id, after=after, limit=limit, descending=True
+    )
 
 
 async def change_key(

@@ -51,7 +51,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """One bucket as it stands: its limits, what is used of each, and seconds until all is back.
+    """One bucket as it stands: its limits, what is used of each, and seconds until that is back.
 
     In the order of `NAMES`; a bucket may be without the last of them.
     """
@@ -63,8 +63,12 @@ class Counted(msgspec.Struct, frozen=True):
 
     def use(self, place: int) -> Use:
         """The limit in that place of `NAMES`."""
-        limit, used, reset_s = self.limits[place], self.used[place], self.reset_s[place]
-        return Use(self.bucket, NAMES[place], limit, used, reset_s)
+        limit, used = self.limits[place], self.used[place]
+        return Use(self.bucket, NAMES[place], limit, used, self.reset_of(place))
+
+    def reset_of(self, place: int) -> float:
+        """Seconds until all of a limit is there again: 0 where nothing of it is used."""
+        return self.reset_s[place] if self.used[place] else 0.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ class Standing:
                 remaining, bucket, place, limit = tightest
                 headers[f"x-ratelimit-limit-{kind}"] = str(limit)
                 headers[f"x-ratelimit-remaining-{kind}"] = str(remaining)
-                reset_s = self.counted[bucket].reset_s[place]
+                reset_s = self.counted[bucket].reset_of(place)
                 headers[f"x-ratelimit-reset-{kind}"] = duration(reset_s)
         if (nearest := self.nearest) is not None:
             headers["x-loraplex-limit"] = nearest.label
@@ -141,7 +145,7 @@ def refusal(standing: Standing, asked: int) -> RateLimited | QuotaExceeded:
     if use is None or use.limit is None:
         raise ValueError("nothing refuses this request")
     if use.name in BUDGETS:
-        moment = datetime.fromtimestamp(standing.now, UTC) + timedelta(seconds=use.reset_s)
+        moment = datetime.fromtimestamp(standing.now, UTC) + timedelta(seconds=standing.wait_s)
         return BudgetSpent(
             use.name,
             use.limit,

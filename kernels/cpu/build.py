@@ -31,7 +31,6 @@ OPTIONS = (
 )
 COMPILERS = ("g++", "clang++", "c++")
 CACHE_VARIABLE = "LORAPLEX_CACHE"
-SHOWN_LINES = 8
 TIMEOUT_S = 300.0
 
 log = logging.getLogger(__name__)
@@ -129,13 +128,38 @@ def _compile(compiler: Compiler, options: tuple[str, ...], source: Path, target:
         part = Path(folder) / target.name
         command = [compiler.path, *options, str(source), "-o", str(part)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+            done = _run(command)
         except (OSError, subprocess.SubprocessError) as error:
             raise BuildError(f"{compiler.path} cannot be run: {error}") from error
         if done.returncode:
-            said = "\n".join(done.stderr.splitlines()[:SHOWN_LINES])
-            raise BuildError(f"{compiler.path} cannot compile the native step:\n{said}")
+            log.debug("%s said:\n%s", compiler.path, done.stderr)
+            raise BuildError(
+                f"{compiler.path} cannot compile the native step: {_first_error(done)}"
+            )
         part.replace(target)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a compiler, which says what is wrong in English."""
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT_S,
+        env=os.environ | {"LC_ALL": "C"},
+    )
+
+
+def _first_error(done: subprocess.CompletedProcess[str]) -> str:
+    """The line that names a compiler's first error, and how many more there are."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if "error:" in line] or lines[:1]
+    if not errors:
+        return f"it ended with {done.returncode}"
+    if len(errors) == 1:
+        return errors[0]
+    return f"{errors[0]} (and {len(errors) - 1} more, in the log at debug level)"
 
 
 def _version(path: str) -> str:

@@ -61,7 +61,7 @@ async def list_all(
     after: After = None,
     limit: PageSize = 100,
 ) -> Listed[KeyOut]:
-    """Keys in the order they were made, revoked ones too."""
+    """Keys, the newest first, revoked ones too."""
     wanted = administered(principal, tenant_id)
     async with ctx.db.read(principal.tenant_id) as session:
         page = await list_keys(session, tenant_id=wanted, after=after, limit=limit)

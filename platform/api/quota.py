@@ -109,7 +109,7 @@ async def get_refusal(
     for each in await ctx.limiter.refusals(tenant_id):
         if each.request_id == request_id:
             return RefusalOut.of(each, tenant_id)
-    raise NotFound(f"No limit has refused a request {request_id!r} of late.")
+    raise NotFound(f"No limit has refused a request {request_id!r} lately.")
 
 
 async def _held(

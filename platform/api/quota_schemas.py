@@ -23,7 +23,9 @@ class UseOut(BaseModel):
         examples=[12],
     )
     remaining: int | None = Field(description="Null: without end.", examples=[48])
-    reset_s: float = Field(description="Seconds until all of it is there again.", examples=[12.0])
+    reset_s: float = Field(
+        description="Seconds until all of it is there again; 0 if it is.", examples=[12.0]
+    )
 
     @classmethod
     def of(cls, use: Use) -> "UseOut":

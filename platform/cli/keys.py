@@ -74,7 +74,7 @@ def create(
 @app.command("list")
 @asks(Role.OPERATOR, COLUMNS)
 def list_keys(api: Api, tenant: OfTenant = None) -> Any:
-    """List keys without their secrets: a tenant's, or all of them."""
+    """List keys without their secrets, the newest first: a tenant's, or all of them."""
     params = {"tenant_id": tenant_id(api, tenant)} if tenant else {}
     return api.list("/v1/keys", **params)
 

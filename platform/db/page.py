@@ -26,10 +26,12 @@ async def fetch_page(
     *,
     after: str | None,
     limit: int,
+    descending: bool = False,
 ) -> Page[Row]:
-    """At most `limit` (and `MAX_PAGE`) rows whose `key` comes after `after`, in order of `key`."""
+    """At most `limit` (and `MAX_PAGE`) rows that follow `after`, in order of `key`."""
     limit = max(1, min(limit, MAX_PAGE))
     if after is not None:
-        statement = statement.where(key > after)
-    rows = list(await session.scalars(statement.order_by(key).limit(limit + 1)))
+        statement = statement.where(key < after if descending else key > after)
+    order = key.desc() if descending else key
+    rows = list(await session.scalars(statement.order_by(order).limit(limit + 1)))
     return Page(rows[:limit], len(rows) > limit)

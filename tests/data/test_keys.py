@@ -171,7 +171,7 @@ async def test_a_foreign_key_is_not_found(
             await ring.create(session, globex.id, "planted", ["infer"], actor=SYSTEM)
 
 
-async def test_keys_are_listed_in_pages(
+async def test_keys_are_listed_in_pages_the_newest_first(
     db: Database, ring: KeyRing, acme: Tenant, globex: Tenant
 ) -> None:
     made = [(await make(db, ring, acme.id))[0].id for _ in range(5)]
@@ -180,7 +180,7 @@ async def test_keys_are_listed_in_pages(
         first = await list_keys(session, tenant_id=acme.id, limit=3)
         rest = await list_keys(session, tenant_id=acme.id, after=first.items[-1].id, limit=3)
         everyone = await list_keys(session)
-    assert [key.id for key in (*first.items, *rest.items)] == sorted(made)
+    assert [key.id for key in (*first.items, *rest.items)] == sorted(made, reverse=True)
     assert (first.has_more, rest.has_more) == (True, False)
     assert len(everyone.items) == 6
     async with db.read(acme.id) as session:

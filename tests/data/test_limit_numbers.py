@@ -85,6 +85,15 @@ def test_headers_tell_of_the_tightest_limits() -> None:
     assert Standing((), 0).headers == {}
 
 
+def test_what_is_unused_has_no_reset() -> None:
+    """A window that holds nothing still has an end, which is no news to who waits for it."""
+    fresh = Counted(KEY.bucket, KEY.limits, (0,) * 5, (0.0, 31.3, 0.0, 3600.0, 86400.0))
+    standing = Standing((fresh,), NOON.timestamp())
+    assert [use.reset_s for use in standing.uses] == [0.0] * 5
+    assert standing.headers["x-ratelimit-reset-tokens"] == "0ms"
+    assert fresh.use(3) == Use(KEY.bucket, "tokens_per_day", 2000, 0, 0.0)
+
+
 def test_a_refusal_says_which_limit_of_whom() -> None:
     rate = refusal(Standing((KEY,), NOON.timestamp(), (0, 1), 30.0), 700)
     assert isinstance(rate, RateLimited)

@@ -117,6 +117,18 @@ async def test_settling_returns_the_difference_and_the_lease(limiter: Limiter, t
     assert tokens_left(after) == 100 - 25 - 10
 
 
+@pytest.mark.parametrize("used", [0, 25])
+async def test_what_is_given_back_whole_has_no_reset(
+    limiter: Limiter, tenant: str, used: int
+) -> None:
+    limits = of_tenant(None, 100, None, tokens_per_day=1000)
+    await limiter.settle(await limiter.admit(tenant, limits, 90), used)
+    standing = await limiter.look(tenant, limits, whole=True)
+    for name in ("tokens_per_minute", "tokens_per_day"):
+        use = standing.use(name)
+        assert (use.used, use.reset_s > 0) == (used, used > 0)
+
+
 async def test_settling_again_changes_nothing(redis: Redis, limiter: Limiter, tenant: str) -> None:
     admission = await limiter.admit(tenant, of_tenant(), 90)
     await asyncio.gather(*(limiter.settle(admission, 25) for _ in range(10)))

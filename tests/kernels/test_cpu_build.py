@@ -1,6 +1,7 @@
 """Building the native step: the compiler, the cache, instruction sets, and the mirrored structs."""
 
 import ctypes
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,12 +78,48 @@ def test_of_many_at_once_one_builds(sources: Path, caplog: pytest.LogCaptureFixt
     assert [p.name for p in paths] == [p.name for p in builder.cache_folder().iterdir()]
 
 
-def test_what_the_compiler_says_is_in_the_error(sources: Path) -> None:
-    (sources / builder.PROGRAM).write_text("int get() { return nothing; }\n" * 50)
-    with pytest.raises(builder.BuildError, match=r"cannot compile[\s\S]*nothing") as error:
+@pytest.mark.parametrize("errors", [1, 3])
+def test_the_first_error_of_the_compiler_is_the_message(
+    sources: Path, caplog: pytest.LogCaptureFixture, errors: int
+) -> None:
+    caplog.set_level("DEBUG")
+    functions = (f"int get{i}() {{ return nothing{i}; }}\n" for i in range(errors))
+    (sources / builder.PROGRAM).write_text("".join(functions))
+    with pytest.raises(builder.BuildError) as error:
         builder.build(SCALAR, sources)
-    assert len(str(error.value).splitlines()) <= 1 + builder.SHOWN_LINES
+    found = re.fullmatch(
+        r"\S+ cannot compile the native step: \S+:1:\d+: error: .*nothing0[^(]*"
+        r"(?:\(and (\d+) more, in the log at debug level\))?",
+        str(error.value),
+    )
+    assert found, error.value
+    assert int(found[1] or 0) == errors - 1
+    told = [r.levelname for r in caplog.records if f"nothing{errors - 1}" in r.getMessage()]
+    assert told == ["DEBUG"]
     assert not list(builder.cache_folder().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("echo; echo 'out of luck' >&2; exit 3", "out of luck"),
+        (
+            "printf 'In file\\nx.h:1: fatal error: no y.h\\n' >&2; exit 1",
+            "x.h:1: fatal error: no y.h",
+        ),
+        ("exit 3", "it ended with 3"),
+    ],
+)
+def test_a_compiler_that_fails_otherwise(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, reason: str
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(f'#!/bin/sh\ncase "$1" in --version) echo 1; exit;; esac\n{said}\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(builder.BuildError) as error:
+        builder.build(SCALAR, sources)
+    assert str(error.value) == f"{compiler} cannot compile the native step: {reason}"
 
 
 def test_a_cache_that_others_may_write_is_not_loaded_from() -> None:
