@@ -120,9 +120,8 @@ struct Part {
         in_tiles(queries, [&](int64_t r, int height) {
           choose_tile(cache.read, height, count)(
               {s.queries.data() + r * cache.dim, nullptr, cache.dim}, block(b, 0) + v * bytes,
-              vectors * bytes, cache.dim,
-              s.scores.data() + r * keys + b * cache.block_size + v * W, keys, false, nullptr,
-              ahead);
+              vectors * bytes, cache.dim, s.scores.data() + r * keys + b * cache.block_size + v * W,
+              keys, false, nullptr, ahead);
         });
       }
       rescale(b, 0);
