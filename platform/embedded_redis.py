@@ -51,9 +51,9 @@ class EmbeddedRedis:
         self._directory, self._run_directory = directory.absolute(), run_directory.absolute()
         self._log = self._directory / "redis.log"
         self._pid_file = self._directory / "redis.pid"  # which Redis removes when it ends well
+        self._killed = self._directory / "redis.killed"  # until what it lost is made good
         self._process: subprocess.Popen[bytes] | None = None
         self._claim: IO[bytes] | None = None
-        self.was_killed = False  # the one before this one, so that its last writes may be lost
 
     @property
     def url(self) -> str:
@@ -88,6 +88,15 @@ class EmbeddedRedis:
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether one before this one was killed, so that its last writes may be lost."""
+        return self._killed.exists()
+
+    def forget_kill(self) -> None:
+        """Take what a kill may have lost as made good."""
+        self._killed.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End the server, its data written; SIGKILL if it does not within `STOP_S` seconds."""
@@ -133,7 +142,8 @@ class EmbeddedRedis:
     def _run(self, program: str) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._claim = self._take_claim()
-        self.was_killed = self._pid_file.exists()
+        if self._pid_file.exists():
+            self._killed.touch()
         self.socket.unlink(missing_ok=True)  # the lock is ours, so nobody listens on it
         command = [sys.executable, "-IS", tether.__file__, str(os.getpid()), program]
         with self._log.open("wb") as log:

@@ -204,8 +204,9 @@ async def _recount_if_killed(embedded: EmbeddedRedis) -> None:
         try:
             async with connect(embedded.url, timeout_s=RECOUNT_S) as redis:
                 await recount(redis)
+            embedded.forget_kill()
         except (RedisError, OSError) as error:
-            log.warning("budgets go on as the killed Redis had them: %s", error)
+            log.warning("budgets go on as the killed Redis had them, until a restart: %s", error)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -77,9 +77,10 @@ struct Range {
 class Prefetch {
  public:
   Prefetch() = default;
-  // All of a range within about so many turns.
+  // All of a range within about so many turns; tiles of less than one have none.
   Prefetch(Range range, int64_t turns)
-      : rest_(range), lines_(std::max<int64_t>((range.lines() + turns / 2) / turns, 1)) {}
+      : rest_(range),
+        lines_(turns ? std::max<int64_t>((range.lines() + turns / 2) / turns, 1) : 0) {}
 
   // And all of some other ranges, which are used up, before so many tiles.
   void scatter(Range* first, Range* stop, int64_t tiles) {

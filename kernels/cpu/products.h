@@ -127,7 +127,7 @@ class Products {
   }
   // Spreads what is read next over the product of one panel by so many rows.
   static Prefetch during(int64_t k, int64_t rows, Range next) {
-    return {next, std::max<int64_t>(k / kTurn, 1) * tiles_of(rows)};
+    return {next, k / kTurn * tiles_of(rows)};
   }
 
  private:

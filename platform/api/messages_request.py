@@ -21,9 +21,10 @@ from loraplex.platform.api.messages_blocks import (
 from loraplex.platform.api.requests import AdapterName, Stops
 from loraplex.platform.api.strict import Strict
 from loraplex.platform.api.tools import MAX_TOOLS, ToolName
+from loraplex.platform.api.unserved import Unserved
 from loraplex.platform.errors import BadRequest
 
-REFUSED: Final = {
+REASONS: Final = {
     "thinking": "The base is no reasoning model; leave thinking out.",
     "container": "There are no containers here; leave container out.",
     "mcp_servers": "The server calls no MCP servers; leave mcp_servers out.",
@@ -33,11 +34,12 @@ REFUSED: Final = {
     "inference_geo": "Requests run where this server runs; leave inference_geo out.",
 }
 CODES: Final = {"thread": "thread_unsupported_request"}  # upon it Anthropic's SDK sends it all
-HARMLESS: Final[dict[str, Any]] = {
-    "thinking": {"type": "disabled"},
-    "mcp_servers": [],
-    "speed": "standard",
+HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
+    "thinking": ({"type": "disabled"},),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
 }
+UNSERVED: Final = Unserved(REASONS, HARMLESS, CODES)
 
 
 class InputSchema(Strict):
@@ -117,13 +119,7 @@ class CountRequest(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unserved(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name, reason in REFUSED.items():
-            value = data.get(name)
-            if value is not None and value != HARMLESS.get(name):
-                raise BadRequest(reason, param=name, code=CODES.get(name))
-        return {key: value for key, value in data.items() if key not in REFUSED}
+        return UNSERVED.strip(data, cls.model_fields)
 
     @model_validator(mode="after")
     def _can_be_continued(self) -> "CountRequest":

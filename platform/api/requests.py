@@ -5,13 +5,14 @@ named; nothing is dropped in silence. This file has what both routes share, and 
 chats are in `chat.py`. What needs the base or the tenant is checked in `job.py` and `target.py`.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from loraplex.platform.api.beams import NEUTRAL, Several
 from loraplex.platform.api.strict import Strict
 from loraplex.platform.api.structured import Guided
+from loraplex.platform.api.unserved import Unserved
 from loraplex.platform.errors import BadRequest
 
 MAX_STOPS = 16  # OpenAI takes 4, vLLM any number
@@ -23,7 +24,7 @@ MAX_DRAFT_TOKENS = 16
 MAX_PARTS = 16
 MAX_WEIGHT = 100.0
 
-REFUSED = {
+REASONS: Final = {
     "functions": "Functions are the older name of tools; send tools.",
     "function_call": "function_call is the older name of tool_choice; send tool_choice.",
     "audio": "Only text is served here; leave audio out.",
@@ -42,7 +43,7 @@ REFUSED = {
     ),
     "bad_words": "Words cannot be forbidden here; use logit_bias, and leave bad_words out.",
 }
-HARMLESS: dict[str, tuple[Any, ...]] = {
+HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -54,7 +55,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "bad_words": ([],),
 }
-IGNORED = frozenset(  # none of them changes what is answered
+IGNORED: Final = frozenset(  # none of them changes what is answered
     {
         "service_tier",
         "safety_identifier",
@@ -65,6 +66,7 @@ IGNORED = frozenset(  # none of them changes what is answered
         "spaces_between_special_tokens",
     }
 )
+UNSERVED: Final = Unserved(REASONS, HARMLESS, ignored=IGNORED)
 
 
 def _as_list(value: Any) -> Any:
@@ -159,13 +161,7 @@ class GenerationRequest(Guided, Several, Sampled):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unserved(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name, reason in REFUSED.items():
-            value = data.get(name)
-            if value is not None and not _is_harmless(name, value):
-                raise BadRequest(reason, param=name)
-        return {k: v for k, v in data.items() if k not in REFUSED and k not in IGNORED}
+        return UNSERVED.strip(data, cls.model_fields)
 
     @model_validator(mode="after")
     def _check_stream(self) -> "GenerationRequest":
@@ -204,11 +200,6 @@ class GenerationRequest(Guided, Several, Sampled):
     def echoes(self) -> bool:
         """Whether the answer opens with the prompt."""
         return False
-
-
-def _is_harmless(name: str, value: Any) -> bool:
-    """Whether a refused field says only what is done anyway; True is not 1 here."""
-    return any(value == each and type(value) is type(each) for each in HARMLESS.get(name, ()))
 
 
 Prompts = list[str] | list[list[int]]

@@ -17,9 +17,10 @@ from loraplex.platform.api.requests import Sampled
 from loraplex.platform.api.responses_fields import Streaming, TextConfig, ToolChoice, Tools
 from loraplex.platform.api.responses_items import Items, said
 from loraplex.platform.api.structured import Asked, StructuredOutputs, compact
+from loraplex.platform.api.unserved import Unserved
 from loraplex.platform.errors import BadRequest
 
-REFUSED: Final = {
+REASONS: Final = {
     "previous_response_id": "Nothing is stored here: send all items of the conversation in input, "
     "and leave previous_response_id out.",
     "conversation": "Conversations are not kept here: send all items of it in input, and leave "
@@ -45,6 +46,7 @@ HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
 IGNORED: Final = frozenset(  # none of them changes what is answered
     {"max_tool_calls", "prompt_cache_options", "prompt_cache_retention"}
 )
+UNSERVED: Final = Unserved(REASONS, HARMLESS, CODES, IGNORED)
 SETTLED: Final[dict[str, Any]] = {  # what every answer says of itself
     "background": False,
     "max_tool_calls": None,
@@ -111,13 +113,7 @@ class ResponsesRequest(Sampled, Turned):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unserved(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name, reason in REFUSED.items():
-            if data.get(name) is not None and not _is_harmless(name, data[name]):
-                raise BadRequest(reason, param=name, code=CODES.get(name))
-        dropped = IGNORED | {name for name in REFUSED if name not in cls.model_fields}
-        return {key: value for key, value in data.items() if key not in dropped}
+        return UNSERVED.strip(data, cls.model_fields)
 
     @model_validator(mode="after")
     def _consistent(self) -> "ResponsesRequest":
@@ -188,10 +184,3 @@ class ResponsesRequest(Sampled, Turned):
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "user": self.user,
         }
-
-
-def _is_harmless(name: str, value: Any) -> bool:
-    """Whether a refused field says only what is done anyway; nulls in it say nothing."""
-    if isinstance(value, dict):
-        value = {key: each for key, each in value.items() if each is not None}
-    return any(value == each and type(value) is type(each) for each in HARMLESS.get(name, ()))

@@ -109,6 +109,19 @@ def test_it_starts_again_on_its_data_after_it_was_killed(server: EmbeddedRedis) 
         assert client.get("key") == b"value"
 
 
+def test_a_kill_is_known_until_it_is_made_good(server: EmbeddedRedis) -> None:
+    server.start()
+    kill(server)
+    server.start()
+    server.stop()  # before anybody could make it good
+    server.start()
+    assert server.was_killed
+    server.forget_kill()
+    server.stop()
+    server.start()
+    assert not server.was_killed
+
+
 def test_it_ends_with_its_parent_and_another_parent_takes_over(server: EmbeddedRedis) -> None:
     data, run = server._directory, server._run_directory
     parent = subprocess.Popen(

@@ -120,6 +120,16 @@ def test_one_linear_in_one_layer(
     check_adapter(native_kit, torch_kit, model, {(1, linear): whole[1, linear]}, "fp32")
 
 
+@pytest.mark.parametrize("narrow", [{"intermediate_size": 1}, {"hidden_size": 5}])
+def test_adapters_of_narrow_models(
+    narrow: dict[str, int], native_kit: ModuleType, torch_kit: ModuleType
+) -> None:
+    """Products of fewer inputs than a tile looks ahead by."""
+    model = native_kit.tiny(**narrow)
+    lora = native_kit.adapter(model.config, (1, 16), dtype="bf16")
+    check_adapter(native_kit, torch_kit, model, lora, "bf16")
+
+
 def test_rows_without_rank(native_kit: ModuleType, torch_kit: ModuleType) -> None:
     model = native_kit.tiny()
     lora = native_kit.adapter(model.config, (0,), rows=True)
