@@ -212,7 +212,7 @@ def packed(path: str) -> PackedBase:
     """The base, packed once for all engines of this process, of which one lives at a time."""
     directory, library = Path(path), load_library()
     precision = choose_precision(
-        "auto", "none", stored_bf16=are_bf16(directory), multiplies_bf16=library.has_bf16
+        "auto", "none", stored_bf16=are_bf16(directory), activations=library.activations
     )
     weights, config = Checkpoint(directory), read_model_config(directory)
     base = pack_base(weights, config, precision, library, MODEL_LEN, THREADS)

@@ -75,7 +75,7 @@ def load_native(
         name,
         settings.quantization,
         stored_bf16=are_bf16(directory),
-        multiplies_bf16=library.has_bf16,
+        activations=library.activations,
         kv_dtype=getattr(torch, settings.choose_kv_dtype("native", name, "int8")),
     )
     weights = Checkpoint(directory)

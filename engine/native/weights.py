@@ -81,24 +81,25 @@ def choose_precision(
     quantization: str,
     *,
     stored_bf16: bool,
-    multiplies_bf16: bool,
+    activations: int,
     kv_dtype: torch.dtype | None = None,
 ) -> Precision:
     """The precision that the settings ask for; "auto" is bfloat16.
 
+    `activations` is what the machine's library best rounds rows to for products with bf16 weights.
     float32 with weights that are `stored_bf16` keeps them as they are: the products are the same.
     KV is kept in the computation's dtype unless `kv_dtype` is given.
     """
     wide = torch.float32 if dtype == "float32" else torch.bfloat16
     kv = kv_dtype or wide
     if quantization != "none":
-        activations = abi.ACT_INT16 if quantization == "int8" else abi.ACT_INT8
-        return Precision(abi.QUANT8, activations, wide, kv, quantization)
+        steps = abi.ACT_INT16 if quantization == "int8" else abi.ACT_INT8
+        return Precision(abi.QUANT8, steps, wide, kv, quantization)
     if wide == torch.float32:
         kind = abi.BF16 if stored_bf16 else abi.FP32
         return Precision(kind, abi.ACT_FP32, wide, kv, "float32")
-    activations = abi.ACT_BF16 if multiplies_bf16 else abi.ACT_FP32
-    return Precision(abi.BF16, activations, wide, kv, "bfloat16")
+    kind = abi.FIXED16 if activations == abi.ACT_INT16 else abi.BF16
+    return Precision(kind, activations, wide, kv, "bfloat16")
 
 
 def are_bf16(directory: Path) -> bool:

@@ -8,11 +8,11 @@ namespace loraplex {
 
 // How a matrix [n, k] (n outputs, k inputs) is stored once packed; see panels.h.
 enum Kind : int64_t {
-  kBf16 = 0,   // from bf16
-  kFp32 = 1,   // from fp32
-  kInt8 = 2,   // from int8 values, as they are: an int8 image, whose scales its `scale` row holds
-  kQuant8 = 3  // from bf16: int8 with one scale per output, for products with quantised rows
-               // (W8A16, W8A8)
+  kBf16 = 0,    // from bf16
+  kFp32 = 1,    // from fp32
+  kInt8 = 2,    // from int8 values, as they are: an int8 image, whose scales its `scale` row holds
+  kQuant8 = 3,  // from bf16: int8 with one scale per output (W8A16, W8A8)
+  kFixed16 = 4  // from bf16: int16 with one power of two per output, nearly all of them exact
 };
 
 struct Matrix {
@@ -48,8 +48,8 @@ struct Model {
 // What the rows that enter a base matrix are rounded to.
 enum Activations : int64_t {
   kActFp32 = 0,   // kBf16, kFp32
-  kActBf16 = 1,   // kBf16, where the machine multiplies bf16 (lpx_has_bf16): faster there
-  kActInt16 = 2,  // kQuant8: W8A16
+  kActBf16 = 1,   // kBf16, for machines that multiply bf16
+  kActInt16 = 2,  // kQuant8: W8A16; kFixed16
   kActInt8 = 3    // kQuant8: W8A8
 };
 
@@ -111,8 +111,8 @@ constexpr int kPhases = 8;
 }  // namespace loraplex
 
 extern "C" {
-const char* lpx_isa();   // "avx512", "avx2" or "scalar"
-int64_t lpx_has_bf16();  // whether kActBf16 works
+const char* lpx_isa();      // "avx512", "avx2" or "scalar"
+int64_t lpx_activations();  // what rows are best rounded to here for products with bf16 weights
 int64_t lpx_packed_bytes(int64_t kind, int64_t n, int64_t k);
 // Pack element (i, j) at source[i * stride_n + j * stride_k]; source is bf16, fp32 or int8 by kind,
 // `to` 64-byte aligned.

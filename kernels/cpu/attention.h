@@ -119,7 +119,7 @@ struct Part {
         const int count = vectors - v < kVectors ? vectors - v : kVectors;
         in_tiles(queries, [&](int64_t r, int height) {
           choose_tile(cache.read, height, count)(
-              {s.queries.data() + r * cache.dim, nullptr, cache.dim}, block(b, 0) + v * bytes,
+              {s.queries.data() + r * cache.dim, cache.dim}, block(b, 0) + v * bytes,
               vectors * bytes, cache.dim, s.scores.data() + r * keys + b * cache.block_size + v * W,
               keys, false, nullptr, ahead);
         });
@@ -167,7 +167,7 @@ struct Part {
         const Panel at = cut.panel(p);
         in_tiles(queries, [&](int64_t r, int height) {
           choose_tile(cache.read, height, at.count)(
-              {s.scores.data() + r * keys + b * cache.block_size, nullptr, keys},
+              {s.scores.data() + r * keys + b * cache.block_size, keys},
               block(b, 1) + at.first * bytes, cut.vectors * bytes, cache.block_size,
               to.out + r * to.ld + at.output(), to.ld, true, nullptr, ahead);
         });

@@ -8,7 +8,7 @@
 //
 // This file knows blocks and slots; it refuses to know whose they are and how attention reads them.
 #pragma once
-#include "panels.h"
+#include "tiles.h"
 
 namespace loraplex {
 

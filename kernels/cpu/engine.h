@@ -10,6 +10,7 @@
 #include "attention.h"
 #include "draw.h"
 #include "lora.h"
+#include "shares.h"
 #include "team.h"
 
 namespace loraplex {
@@ -44,6 +45,10 @@ struct Buffer {
   float* row(int64_t r) const { return memory.as<float>() + r * ld; }
 };
 
+// From one rounded row of k values to the next: an odd number of cache lines, so that rows do not
+// share a few sets of a cache.
+inline int64_t rounded_ld(int64_t k) { return (ceil_div(k * 2, kLine) | 1) * (kLine / 2); }
+
 // Some rows of one sequence that attend together. When parts of the context are shared among
 // threads, their results go to slots from `slot` on.
 struct AttentionTile {
@@ -53,9 +58,9 @@ struct AttentionTile {
 struct Engine {
   const Model& m;
   Team team;
-  int64_t max_rows, width;
+  int64_t max_rows, width, groups;
   Buffer x, xn, qkv, attended, active, h;
-  Memory rounded, scale;    // rows that are not fp32: int16 or bf16 [rows, width]; their scales
+  Memory rounded, scale;    // rows that are not fp32: int16 or bf16; [rows, groups]
   std::vector<float> best;  // [threads, wanted]
   std::vector<int32_t> best_token;
   std::vector<AttentionTile> tiles;
@@ -64,23 +69,26 @@ struct Engine {
   int64_t slot_floats = 0;
   std::vector<std::unique_ptr<AttentionScratch>> scratch;
   std::atomic<int64_t> next_item[2];
+  Shares shares[2];             // of the products' panels, in turn
   std::vector<Drawer> drawers;  // one a thread
 
   Engine(const Model& model, int64_t rows, int64_t wanted, int threads, const int32_t* cores)
       : m(model),
         team(threads, cores),
         max_rows(rows > wanted ? rows : wanted),
-        width(round_up(std::max({m.hidden, m.heads * m.head_dim, m.inner}), 16)),
+        width(std::max({m.hidden, m.heads * m.head_dim, m.inner})),
+        groups(ceil_div(width, kGroup)),
         x(rows, m.hidden),
         xn(max_rows, m.hidden),
         qkv(rows, (m.heads + 2 * m.kv_heads) * m.head_dim),
         attended(rows, m.heads * m.head_dim),
         active(rows, m.inner),
         h(rows, kRankStride),
-        rounded(max_rows * width * 2),
-        scale(max_rows * 4),
+        rounded(max_rows * rounded_ld(width) * 2),
+        scale(max_rows * groups * 4),
         best(threads * wanted),
         best_token(threads * wanted),
+        shares{Shares(threads), Shares(threads)},
         drawers(threads, Drawer(m.vocab)) {
     for (int t = 0; t < threads; t++)
       scratch.push_back(std::make_unique<AttentionScratch>(m.head_dim));

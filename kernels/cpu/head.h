@@ -37,25 +37,24 @@ class Head {
         choose(i);
     f.lap(kHead);
   }
-  // Logits of some wanted rows for this thread's share of the vocabulary, and the best of them.
+  // Logits of some wanted rows, at most kPassRows, and this thread's best of each.
   void score(int64_t from, int64_t to) {
-    const Rows rows = products.operand(e.xn);
+    const Rows rows = products.operand(e.xn, m.hidden).from(from, x_bytes(products.read));
     const Cut cut(m.vocab);
-    const int64_t last = f.end(cut.panels);
     Best best;
     for (int64_t r = 0; r < to - from; r++)
       best.value[r] = splat(-__builtin_inff()), best.token[r] = I{}, best.fault[r] = F{};
-    for (int64_t p = f.begin(cut.panels); p < last; p++) {
+    products.each_panel(cut.panels, to - from, [&](int64_t p, int64_t next, int64_t, int64_t) {
       const Panel at = cut.panel(p);
-      const Range next =
-          p + 1 < last ? products.panel_range(m.head, cut.panel(p + 1), m.hidden) : Range{};
-      Prefetch ahead = Products::during(m.hidden, to - from, next);
-      products.panel_base(m.head, m.hidden, at, rows, from, to, tile_, ahead);
+      Prefetch ahead = Products::during(
+          m.hidden, to - from,
+          next < 0 ? Range{} : products.panel_range(m.head, cut.panel(next), m.hidden));
+      products.panel_base(m.head, m.hidden, at, rows, to - from, tile_, ahead);
       if (m.head.bias) Products::add_bias(m.head.bias, m.vocab, at, to - from, tile_);
       for (int64_t r = 0; r < to - from; r++)
         for (int64_t j = 0; j < at.count; j++)
           take(best, r, (at.first + j) * W, load(tile_ + r * PN + j * W), from + r);
-    }
+    });
     end_streams();
     for (int64_t r = 0; r < to - from; r++)
       settle(best, r, from + r);
@@ -75,7 +74,7 @@ class Head {
         for (int64_t i = 0; i < real; i++)
           to[i] = v[i];
     }
-    I higher = v > best.value[r];
+    I higher = (v > best.value[r]) | ((v == best.value[r]) & (id < best.token[r]));
     if (real < W) higher &= id < splat((int32_t)m.vocab);
     best.value[r] = higher ? v : best.value[r];
     best.token[r] = higher ? id : best.token[r];
@@ -94,8 +93,9 @@ class Head {
     int32_t token = e.best_token[row];
     for (int i = 1; i < f.threads; i++) {
       const float v = e.best[i * b.wanted + row];
-      if (v > peak || v != v) peak = v, token = e.best_token[i * b.wanted + row];
+      const int32_t other = e.best_token[i * b.wanted + row];
       if (peak != peak) break;
+      if (v > peak || v != v || (v == peak && other < token)) peak = v, token = other;
     }
     b.likeliest[row] = token;
     b.peak[row] = peak;

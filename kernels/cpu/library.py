@@ -20,7 +20,7 @@ MAX_RANK = 512  # of one linear
 PHASES = ("norm", "shrink", "qkv", "attention", "o", "gate_up", "down", "head")
 
 # Kinds of packed matrices.
-BF16, FP32, INT8, QUANT8 = range(4)
+BF16, FP32, INT8, QUANT8, FIXED16 = range(5)
 # What the rows that enter a base matrix are rounded to.
 ACT_FP32, ACT_BF16, ACT_INT16, ACT_INT8 = range(4)
 
@@ -141,7 +141,7 @@ class Library:
         _declare(library)
         self._library = library
         self.isa = isa.name
-        self.has_bf16 = bool(library.lpx_has_bf16())
+        self.activations = int(library.lpx_activations())
 
     def packed_bytes(self, kind: int, n: int, k: int) -> int:
         """Bytes of a packed matrix `[n, k]`."""
@@ -197,7 +197,7 @@ def _declare(library: ctypes.CDLL) -> None:
     i64, address = c_int64, c_void_p
     signatures = {
         "lpx_isa": (c_char_p, ()),
-        "lpx_has_bf16": (i64, ()),
+        "lpx_activations": (i64, ()),
         "lpx_packed_bytes": (i64, (i64, i64, i64)),
         "lpx_pack": (None, (i64, address, i64, i64, i64, i64, address)),
         "lpx_pack_all": (None, (i64, i64, address, address, address)),

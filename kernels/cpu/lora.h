@@ -7,7 +7,7 @@
 // Both products are products by panels. Rows of no segment are not touched; an adapter's part that
 // is absent costs nothing.
 #pragma once
-#include "panels.h"
+#include "tiles.h"
 
 namespace loraplex {
 
@@ -65,8 +65,8 @@ inline void shrink(const Lora& lora, const float* x, int64_t ld, int64_t k, int 
         float* h = lora.h + row * kRankStride + at.output();
         Prefetch ahead;
         if (row + rows == segment.end) ahead = {next_a(lora, s, i, k), k / kTurn};
-        product(read_of(kind), {x + row * ld, nullptr, ld}, rows, at.in(p.a, kind, k), at.count, k,
-                h, kRankStride, false, ahead);
+        product(read_of(kind), {x + row * ld, ld}, rows, at.in(p.a, kind, k), at.count, k, h,
+                kRankStride, false, ahead);
         for (int64_t r = 0; r < rows; r++, h += kRankStride)
           for (int64_t j = 0; j < at.count; j++)
             store(h + j * W, load(h + j * W) * load_of(p.scale, at.output() + j * W, p.ranks));
@@ -90,10 +90,74 @@ inline int64_t b_ranges(const Lora& lora, int slice, Panel at, int64_t from, int
   return count;
 }
 
+// C[i] += H[i] B[i] for MR rows that each have a panel of their own. Each row's sum is what
+// `product` makes of it.
+template <class R, int MR, int NV>
+static void own_tile(const float* const* h, const char* const* b, int64_t k, float* const* c) {
+  F acc[MR][1][NV];
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++)
+#pragma GCC unroll 3
+    for (int j = 0; j < NV; j++)
+      acc[i][0][j] = F{};
+  int64_t place = 0;
+  for (int64_t at = 0; at < k; at += R::step, place += NV * W * R::bytes)
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++)
+      R::add(acc[i], h + i, at, b[i] + place, at + 1 == k);
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++)
+#pragma GCC unroll 3
+    for (int j = 0; j < NV; j++)
+      store(c[i] + j * W, load(c[i] + j * W) + acc[i][0][j]);
+}
+constexpr int kOwnRows = 4;
+typedef void (*OwnTile)(const float* const*, const char* const*, int64_t, float* const*);
+template <class R, int... at>
+constexpr std::array<OwnTile, sizeof...(at)> own_tiles(std::integer_sequence<int, at...>) {
+  return {own_tile<R, at / kVectors + 1, at % kVectors + 1>...};
+}
+template <class R>
+constexpr auto kOwnTiles = own_tiles<R>(std::make_integer_sequence<int, kOwnRows * kVectors>());
+
+// Rows that are alone under their adapters, as in decoding: some are taken together, since the sums
+// of one wait for each other.
+class OwnRows {
+ public:
+  explicit OwnRows(int vectors) : vectors_(vectors) {}
+
+  // Whether a row of this kind and rank waits now to be added to; if not, the caller does it.
+  bool take(int64_t kind, int64_t rank, const float* h, const char* b, float* c) {
+    if (rank > kPart) return false;
+    if (count_ == kOwnRows || kind != kind_ || rank != rank_) flush();
+    kind_ = kind, rank_ = rank;
+    h_[count_] = h, b_[count_] = b, c_[count_++] = c;
+    return true;
+  }
+  void flush() {
+    if (!count_) return;
+    const int at = (count_ - 1) * kVectors + vectors_ - 1;
+    const OwnTile tile = kind_ == kBf16   ? kOwnTiles<ReadBf16>[at]
+                         : kind_ == kFp32 ? kOwnTiles<ReadFp32>[at]
+                                          : kOwnTiles<ReadInt8>[at];
+    tile(h_, b_, rank_, c_);
+    count_ = 0;
+  }
+
+ private:
+  const int vectors_;
+  int count_ = 0;
+  int64_t kind_ = 0, rank_ = 0;
+  const float* h_[kOwnRows];
+  const char* b_[kOwnRows];
+  float* c_[kOwnRows];
+};
+
 // Adds to C [rows from `from` to `to`, PN], which holds the base product of a panel of a slice of n
 // outputs.
 inline void expand(const Lora& lora, int slice, int64_t n, Panel at, int64_t from, int64_t to,
                    float* c) {
+  OwnRows own(at.count);
   for (int64_t s = 0; s < lora.segments; s++) {
     const Segment& segment = lora.segment[s];
     const int64_t begin = segment.start > from ? segment.start : from,
@@ -103,10 +167,13 @@ inline void expand(const Lora& lora, int slice, int64_t n, Panel at, int64_t fro
     const LoraSlice& b = lora.projection(segment).slice[slice];
     float* tile = c + (begin - from) * PN;
     Prefetch none;
-    if (b.rank)
-      product(read_of(kind), {lora.h + begin * kRankStride + b.first_rank, nullptr, kRankStride},
-              end - begin, at.in(b.b, kind, b.rank), at.count, b.rank, tile, PN, true, none);
+    const float* h = lora.h + begin * kRankStride + b.first_rank;
+    const char* panel = at.in(b.b, kind, b.rank);
+    if (b.rank && (end - begin > 1 || !own.take(kind, b.rank, h, panel, tile)))
+      product(read_of(kind), {h, kRankStride}, end - begin, panel, at.count, b.rank, tile, PN, true,
+              none);
     if (!b.gain && !b.bias) continue;
+    own.flush();
     for (int64_t r = begin; r < end; r++, tile += PN)
       for (int64_t j = 0; j < at.count; j++) {
         F v = load(tile + j * W);
@@ -115,6 +182,7 @@ inline void expand(const Lora& lora, int slice, int64_t n, Panel at, int64_t fro
         store(tile + j * W, v);
       }
   }
+  own.flush();
 }
 
 }  // namespace loraplex

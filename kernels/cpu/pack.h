@@ -1,5 +1,7 @@
 // Writes panels (panels.h) from plain matrices.
 #pragma once
+#include <cmath>
+
 #include "panels.h"
 
 namespace loraplex {
@@ -40,6 +42,38 @@ inline void pack_quantised(const Plain<bf16>& w, int64_t first, int64_t outputs,
   }
 }
 
+// The power of two by which the weights of one output become int16: each fits, and those of no
+// group sum to more than kFixedSum once rounded. Weights of at least 128 steps are exact then.
+// NaN where a weight is not finite.
+inline float fixed_factor(const Plain<bf16>& w, int64_t output) {
+  float top = 0, most = 0, fault = 0;
+  for (int64_t from = 0; from < w.k; from += kGroup) {
+    float total = 0;
+    for (int64_t k = from; k < from + kGroup && k < w.k; k++) {
+      const float v = __builtin_fabsf(widen(w.at(output, k)));
+      top = v > top ? v : top, total += v, fault += v * 0;
+    }
+    most = total > most ? total : most;
+  }
+  if (fault != 0) return fault;
+  if (most < 0x1p-100f) return 0;
+  const float sum = (kFixedSum - kGroup) / most, each = 32767 / top;
+  int exponent;
+  frexpf(sum < each ? sum : each, &exponent);
+  return ldexpf(1, exponent - 1);
+}
+inline void pack_fixed(const Plain<bf16>& w, int64_t first, int64_t outputs, char* to) {
+  float* scale = (float*)to;
+  int16_t* q = (int16_t*)(scale + outputs);
+  for (int64_t j = 0; j < outputs; j++) {
+    const float factor = fixed_factor(w, first + j);
+    scale[j] = factor == 0 ? 0 : 1 / factor;
+    for (int64_t k = 0; k < round_up(w.k, 2); k++)
+      q[(k / 2 * outputs + j) * 2 + k % 2] =
+          factor > 0 ? (int16_t)__builtin_rintf(widen(w.at(first + j, k)) * factor) : 0;
+  }
+}
+
 template <class T>
 inline void pack_matrix(const Plain<T>& w, int64_t kind, char* to) {
   const Cut cut(w.n);
@@ -50,6 +84,8 @@ inline void pack_matrix(const Plain<T>& w, int64_t kind, char* to) {
     if constexpr (sizeof(T) == 2) {
       if (kind == kQuant8)
         pack_quantised(w, first, outputs, panel);
+      else if (kind == kFixed16)
+        pack_fixed(w, first, outputs, panel);
       else
         pack_panel(w, first, outputs, 2, (T*)panel);
     } else {

@@ -7,36 +7,55 @@ namespace loraplex {
 constexpr int64_t kMaxRanges = 64;
 constexpr int64_t kPassRows = 64;  // rows that a thread takes through its panels at once
 
-// One projection's base matrices, and where its panels are.
+// One projection's base matrices.
 struct Weights {
   const Matrix* matrix[3];
   int64_t n[3];
   int count;
   int64_t k;
+
+  int64_t panels() const {
+    int64_t total = 0;
+    for (int s = 0; s < count; s++)
+      total += Cut(n[s]).panels;
+    return total;
+  }
+  // Panel p of them all: its slice, and itself.
+  std::pair<int, Panel> panel(int64_t p) const {
+    for (int s = 0;; s++) {
+      const Cut cut(n[s]);
+      if (p < cut.panels) return {s, cut.panel(p)};
+      p -= cut.panels;
+    }
+  }
 };
 
 class Products {
  public:
+  Read read;  // of base matrices
+
   explicit Products(Frame& frame) : f(frame), e(frame.e), m(frame.m), b(frame.b) {
     read = m.activations == kActBf16 ? Read::bf16_rows
-           : m.kind == kQuant8       ? Read::quant
+           : m.kind == kQuant8       ? Read::quant8
+           : m.kind == kFixed16      ? Read::fixed16
                                      : read_of(m.kind);
+    most = m.activations == kActInt8 ? 127 : m.kind == kFixed16 ? kMostFixed : kMostInt16;
   }
 
   void enter_layer(int64_t l) { lora = {b.segment, b.segments, l, kLoraQkv, e.h.row(0)}; }
 
   // Rows of fp32 as the base's products want them.
-  Rows operand(const Buffer& from) const {
-    if (m.activations == kActFp32) return {from.row(0), nullptr, from.ld};
-    return {e.rounded.as<void>(), m.kind == kQuant8 ? e.scale.as<float>() : nullptr, e.width};
+  Rows operand(const Buffer& from, int64_t k) const {
+    if (m.activations == kActFp32) return {from.row(0), from.ld};
+    return {e.rounded.as<void>(), rounded_ld(k), e.scale.as<float>(), e.groups};
   }
   void round_row(const float* x, int64_t k, int64_t r) {
     if (m.activations == kActFp32) return;
-    int16_t* to = e.rounded.as<int16_t>() + r * e.width;
+    int16_t* to = e.rounded.as<int16_t>() + r * rounded_ld(k);
     if (m.activations == kActBf16)
       to_bf16(x, k, (bf16*)to);
     else
-      e.scale.as<float>()[r] = quantise(x, k, m.activations == kActInt16 ? 32767.f : 127.f, to);
+      quantise(x, k, most, to, e.scale.as<float>() + r * e.groups);
   }
 
   // What a projection needs before its panels: its rows rounded, where no norm did it, and the
@@ -83,22 +102,17 @@ class Products {
   // product is an epilogue.
   void gate_up(const Layer& layer) {
     enter(kLoraGateUp, e.xn, m.hidden, true);
-    const Rows rows = operand(e.xn);
+    const Rows rows = operand(e.xn, m.hidden);
     const Cut cut(m.inner);
-    for (int64_t r0 = 0; r0 < b.rows; r0 += kPassRows) {
-      const int64_t r1 = std::min(r0 + kPassRows, b.rows);
-      for (int64_t p = f.begin(cut.panels); p < f.end(cut.panels); p++) {
-        const Panel at = cut.panel(p);
-        const Range up = panel_range(layer.up, at, m.hidden);
-        const Range next = p + 1 < f.end(cut.panels)
-                               ? panel_range(layer.gate, cut.panel(p + 1), m.hidden)
-                               : first_of(layer.down, m.hidden, m.inner);
-        panel_rows(layer.gate, 0, m.inner, m.hidden, at, rows, r0, r1, up, tile_[0]);
-        panel_rows(layer.up, 1, m.inner, m.hidden, at, rows, r0, r1, next, tile_[1]);
-        activate(at, r0, r1);
-      }
-    }
-    f.meet();
+    each_panel(cut.panels, b.rows, [&](int64_t p, int64_t next, int64_t r0, int64_t r1) {
+      const Panel at = cut.panel(p);
+      const Range up = panel_range(layer.up, at, m.hidden);
+      const Range then = next < 0 ? first_of(layer.down, m.hidden, m.inner)
+                                  : panel_range(layer.gate, cut.panel(next), m.hidden);
+      panel_rows(layer.gate, 0, m.inner, m.hidden, at, rows, r0, r1, up, tile_[0]);
+      panel_rows(layer.up, 1, m.inner, m.hidden, at, rows, r0, r1, then, tile_[1]);
+      activate(at, r0, r1);
+    });
   }
 
   // The panel that this thread takes first of one matrix.
@@ -111,12 +125,14 @@ class Products {
     return {from, from + at.count * vector_bytes(m.kind, k)};
   }
 
-  // One panel of a base matrix by rows [from, to).
-  void panel_base(const Matrix& w, int64_t k, Panel at, Rows rows, int64_t from, int64_t to,
-                  float* c, Prefetch& ahead) {
-    rows.x = (const char*)rows.x + from * rows.ld * x_bytes(read);
-    if (rows.scale) rows.scale += from;
-    product(read, rows, to - from, at.in(w.panels, m.kind, k), at.count, k, c, PN, false, ahead);
+  Range range_of(const Weights& w, std::pair<int, Panel> panel) const {
+    return panel_range(*w.matrix[panel.first], panel.second, w.k);
+  }
+
+  // One panel of a base matrix by some rows.
+  void panel_base(const Matrix& w, int64_t k, Panel at, const Rows& rows, int64_t count, float* c,
+                  Prefetch& ahead) {
+    product(read, rows, count, at.in(w.panels, m.kind, k), at.count, k, c, PN, false, ahead);
   }
   static void add_bias(const float* bias, int64_t n, Panel at, int64_t rows, float* c) {
     for (int64_t j = 0; j < at.count; j++) {
@@ -130,6 +146,29 @@ class Products {
     return {next, k / kTurn * tiles_of(rows)};
   }
 
+  // All panels by so many rows, kPassRows at a time, shared among the threads: take(panel, the one
+  // that this thread is likely to take then or -1, rows).
+  template <class Take>
+  void each_panel(int64_t panels, int64_t rows, Take take) {
+    Shares& shares = e.shares[turn_];
+    turn_ = !turn_;
+    e.shares[turn_].renew(f.t);  // for the next product: nobody takes from it before the barrier
+    const int64_t passes = ceil_div(rows, kPassRows);
+    for (int i = 0; i < f.threads; i++) {
+      const int owner = (f.t + i) % f.threads;
+      const int64_t first = f.share(panels, owner), width = f.share(panels, owner + 1) - first,
+                    count = width * passes;
+      for (;;) {
+        const int64_t at = i ? shares.take_last(owner, count) : shares.take_first(owner, count);
+        if (at < 0) break;
+        const int64_t next = i ? at - 1 : at + 1, row = at / width * kPassRows;
+        take(first + at % width, next < count && next >= 0 ? first + next % width : -1, row,
+             std::min(row + kPassRows, rows));
+      }
+    }
+    f.meet();
+  }
+
  private:
   // The same with the rows' adapters.
   void panel_rows(const Matrix& w, int slice, int64_t n, int64_t k, Panel at, const Rows& rows,
@@ -137,42 +176,23 @@ class Products {
     Range range[kMaxRanges];
     const int64_t count = b_ranges(lora, slice, at, from, to, range, kMaxRanges);
     Prefetch ahead = during(k, to - from, then);
-    ahead.scatter(range, range + count, ceil_div(k, kPart) * tiles_of(to - from));
-    panel_base(w, k, at, rows, from, to, c, ahead);
+    ahead.scatter(range, range + count, ceil_div(k, part_of(read, k)) * tiles_of(to - from));
+    panel_base(w, k, at, rows.from(from, x_bytes(read)), to - from, c, ahead);
     expand(lora, slice, n, at, from, to, c);
     if (w.bias) add_bias(w.bias, n, at, to - from, c);
   }
 
-  // This thread's share of a projection. done(slice, panel, from, to, tile) takes each finished
-  // tile; `then` is what it reads next.
+  // A projection. done(slice, panel, from, to, tile) takes each finished tile; `then` is what this
+  // thread reads next.
   template <class Done>
   void project(const Weights& w, const Buffer& from, Range then, Done done) {
-    const Rows rows = operand(from);
-    int64_t total = 0;
-    for (int s = 0; s < w.count; s++)
-      total += Cut(w.n[s]).panels;
-    const int64_t first = f.begin(total), last = f.end(total);
-    for (int64_t r = 0; r < b.rows; r += kPassRows) {
-      const int64_t to = std::min(r + kPassRows, b.rows);
-      int64_t before = 0;
-      for (int s = 0; s < w.count; s++) {
-        const Cut cut(w.n[s]);
-        const int64_t begin = std::max<int64_t>(first - before, 0),
-                      end = std::min(last - before, cut.panels);
-        for (int64_t p = begin; p < end; p++) {
-          const Panel at = cut.panel(p);
-          Range next = then;
-          if (p + 1 < end)
-            next = panel_range(*w.matrix[s], cut.panel(p + 1), w.k);
-          else if (before + cut.panels < last)
-            next = panel_range(*w.matrix[s + 1], Cut(w.n[s + 1]).panel(0), w.k);
-          panel_rows(*w.matrix[s], s, w.n[s], w.k, at, rows, r, to, next, tile_[0]);
-          done(s, at, r, to, tile_[0]);
-        }
-        before += cut.panels;
-      }
-    }
-    f.meet();
+    const Rows rows = operand(from, w.k);
+    each_panel(w.panels(), b.rows, [&](int64_t p, int64_t next, int64_t r0, int64_t r1) {
+      const auto [s, at] = w.panel(p);
+      const Range range = next < 0 ? then : range_of(w, w.panel(next));
+      panel_rows(*w.matrix[s], s, w.n[s], w.k, at, rows, r0, r1, range, tile_[0]);
+      done(s, at, r0, r1, tile_[0]);
+    });
   }
 
   void activate(Panel at, int64_t r0, int64_t r1) {
@@ -186,7 +206,8 @@ class Products {
   Engine& e;
   const Model& m;
   const Batch& b;
-  Read read;
+  float most;          // that a row is rounded to, where it is to int16
+  bool turn_ = false;  // which of the engine's shares is this product's
   Lora lora{};
   alignas(64) float tile_[2][kPassRows * PN];
 };

@@ -60,21 +60,27 @@ inline void rotate(float* x, const float* turn, int64_t dim) {
   }
 }
 
-// To int16 with one scale, which is returned: `top` is the largest value, 32767 or 127. Pads to a
-// whole pair. A row that is not finite gets the scale NaN, so that it does not pass for a sound
-// one.
-inline float quantise(const float* x, int64_t n, float top, int16_t* q) {
-  F most = {}, fault = {};
-  for (int64_t i = 0; i < n; i += W) {
-    F v = load_of(x, i, n);
-    most = max(most, v < F{} ? -v : v);
-    fault = fault + v * F{};
+// To int16 with a scale for each kGroup values, at most `most` and padded to a whole pair. A group
+// that is not finite gets the scale NaN, so that it does not pass for a sound one.
+inline void quantise(const float* x, int64_t n, float most, int16_t* q, float* scale) {
+  for (int64_t from = 0; from < n; from += kGroup, x += kGroup, q += kGroup) {
+    const int64_t size = n - from < kGroup ? n - from : kGroup;
+    F top = {}, fault = {};
+    for (int64_t i = 0; i < size; i += W) {
+      const F v = load_of(x, i, size);
+      top = max(top, v < F{} ? -v : v);
+      fault = fault + v * F{};
+    }
+    const float m = highest(top) + sum(fault);
+    *scale++ = m / most;
+    const F factor = splat(m > 0x1p-100f ? most / m : 0);  // NaN > ... is false
+    int64_t i = 0;
+    for (; i + 2 * W <= size; i += 2 * W)
+      store_int16(q + i, load(x + i) * factor, load(x + i + W) * factor);
+    for (; i < size; i++)
+      q[i] = (int16_t)__builtin_rintf(x[i] * factor[0]);
+    if (size % 2) q[size] = 0;
   }
-  const float m = highest(most) + sum(fault), inverse = m > 0 ? top / m : 0;
-  for (int64_t i = 0; i < n; i++)
-    q[i] = (int16_t)__builtin_rintf(x[i] * inverse);
-  if (n % 2) q[n] = 0;
-  return m / top;
 }
 
 inline void to_bf16(const float* x, int64_t n, bf16* out) {

@@ -147,7 +147,7 @@ LPX_INLINE F load(const int8_t* p) {
 #endif
 }
 // 2 W int8 as int16, two to a lane.
-LPX_INLINE I load_int8_pairs(const int8_t* p) {
+LPX_INLINE I load_pairs(const int8_t* p) {
 #if defined(LPX_AVX512)
   return (I)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(LPX_AVX2)
@@ -159,6 +159,7 @@ LPX_INLINE I load_int8_pairs(const int8_t* p) {
   return v;
 #endif
 }
+LPX_INLINE I load_pairs(const int16_t* p) { return load_raw(p); }
 // acc + the sum of the products of each lane's two int16.
 LPX_INLINE I dot_int16(I acc, I a, I b) {
 #if defined(LPX_AVX512)
@@ -186,6 +187,19 @@ LPX_INLINE F to_float(I v) {
   return _mm256_cvtepi32_ps((__m256i)v);
 #else
   return __builtin_convertvector(v, F);
+#endif
+}
+// 2 W floats to the nearest int16, ties to even.
+LPX_INLINE void store_int16(int16_t* p, F a, F b) {
+#if defined(LPX_AVX512)
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)));
+  _mm256_storeu_si256((__m256i*)p + 1, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(b)));
+#elif defined(LPX_AVX2)
+  const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(pairs, 0xd8));  // lanes in order
+#else
+  for (int i = 0; i < W; i++)
+    p[i] = (int16_t)__builtin_rintf(a[i]), p[W + i] = (int16_t)__builtin_rintf(b[i]);
 #endif
 }
 // To the nearest integer, |x| < 2^22.

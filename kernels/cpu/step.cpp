@@ -120,13 +120,7 @@ extern "C" {
 
 const char* lpx_isa() { return kIsa; }
 
-int64_t lpx_has_bf16() {
-#ifdef LPX_AVX512
-  return 1;
-#else
-  return 0;
-#endif
-}
+int64_t lpx_activations() { return kBestActivations; }
 
 int64_t lpx_packed_bytes(int64_t kind, int64_t n, int64_t k) {
   return Cut(n).vectors * vector_bytes(kind, k);
@@ -163,6 +157,8 @@ void* lpx_start(const Model* m, int64_t max_rows, int64_t max_wanted, int64_t th
 void lpx_step(void* engine, const Batch* batch) {
   Job job{(Engine*)engine, batch};
   plan_attention(*job.engine, *batch);
+  for (int t = 0; t < job.engine->team.size(); t++)
+    job.engine->shares[0].renew(t);
   job.engine->team.run(
       [](void* argument, int t, int threads) {
         const Job& job = *(const Job*)argument;

@@ -85,18 +85,18 @@ def executor(
     blocks: int = 200,
     room: int = 1 << 30,
     block_size: int = BLOCK_SIZE,
-    round_rows: bool | None = None,
+    activations: int | None = None,
     kv_dtype: torch.dtype | None = None,
     adjust: Callable[[Any], object] = lambda struct: None,
 ) -> NativeExecutor:
     """A native executor of a model; `adjust` may change the struct `Model` before it starts.
 
-    `round_rows` asks for products of bf16 rows, or for none, whether or not the machine has them.
+    `activations` is what rows are rounded to for bf16 weights, by default what suits the machine.
     """
     library = load_library(isa)
-    multiplies_bf16 = library.has_bf16 if round_rows is None else round_rows
+    activations = library.activations if activations is None else activations
     precision = choose_precision(
-        dtype, quantization, stored_bf16=stored_bf16, multiplies_bf16=multiplies_bf16,
+        dtype, quantization, stored_bf16=stored_bf16, activations=activations,
         kv_dtype=kv_dtype,
     )  # fmt: skip
     base = pack_base(model, model.config, precision, library, model.config.max_positions)

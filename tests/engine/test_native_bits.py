@@ -11,13 +11,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loraplex.kernels.cpu.library import ACT_BF16, ACT_FP32, ACT_INT16
+
 LENGTHS = (3, 40, 129, 17, 64, 290)
 IMAGES = (None, "a", "b", "a", None, "c")
 PRECISIONS = {
     "float32": {"dtype": "float32"},
     "wide": {"dtype": "float32", "stored_bf16": False},
-    "bfloat16": {"dtype": "bfloat16", "round_rows": False},
-    "bfloat16 rows": {"dtype": "bfloat16", "round_rows": True},
+    "bfloat16": {"dtype": "bfloat16", "activations": ACT_FP32},
+    "bfloat16 rows": {"dtype": "bfloat16", "activations": ACT_BF16},
+    "fixed point": {"dtype": "bfloat16", "activations": ACT_INT16},
     "int8": {"quantization": "int8"},
     "int8-w8a8": {"quantization": "int8-w8a8"},
     "int8 KV": {"dtype": "bfloat16", "kv_dtype": torch.int8},
@@ -66,7 +69,24 @@ def test_any_company_and_chunking(
     check(runner, tracks, alone, lambda: next(sizes))
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int8 KV"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8"])
+def test_decoding_under_many_adapters(
+    dtype: str, isa: str, make: Any, model: Any, native_kit: ModuleType, torch_kit: ModuleType
+) -> None:
+    """Rows alone under their adapters are taken together, some at a time, by rank."""
+    runner = make(isa=isa, threads=2)
+    ranks = (16, 16, 16, 16, 16, 16, 7, 16, 200)
+    for i, rank in enumerate(ranks):
+        lora = native_kit.adapter(model.config, (rank,), dtype=dtype, seed=i, rows=i == 4)
+        native_kit.add_image(runner.executor, f"one {i}", model.config, lora, dtype)
+    images = [f"one {i}" for i in range(len(ranks))]
+    images[2:2] = [None, "b"]
+    tokens = native_kit.tokens(12)
+    alone = [runner.logits(tokens, image) for image in images]
+    check(runner, [torch_kit.Track(list(tokens), image) for image in images], alone, lambda: 1)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "fixed point", "int8", "int8 KV"])
 def test_any_number_of_threads(
     precision: str, isa: str, make: Any, native_kit: ModuleType, torch_kit: ModuleType
 ) -> None:

@@ -76,7 +76,7 @@ def load_native(
     config, library = read_model_config(directory), load_library()
     asked = {"dtype": "float32", "quantization": "none"} | asked
     precision = choose_precision(
-        **asked, stored_bf16=are_bf16(directory), multiplies_bf16=library.has_bf16
+        **asked, stored_bf16=are_bf16(directory), activations=library.activations
     )
     base = pack_base(Checkpoint(directory), config, precision, library, config.max_positions, 2)
     base.struct.block_size = BLOCK_SIZE
