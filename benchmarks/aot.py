@@ -68,7 +68,7 @@ class Launch:
             signature[name] = "constexpr" if parameter.is_constexpr else _type(value)
             if signature[name] == "constexpr":
                 constants[name] = value
-            elif _divisible(value):
+            elif not parameter.do_not_specialize and _divisible(value):
                 attributes[(place,)] = [["tt.divisibility", 16]]
         source = ASTSource(self.kernel, signature, constexprs=constants, attrs=attributes)
         return triton.compile(source, target=target, options=self.options)

@@ -52,14 +52,14 @@ def kv_cache(dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
 
 def attention(
     dim: int, group: int, *, partial_rows: int = 0, kv: torch.dtype = BF16,
-    window: int | None = None, softcap: float | None = None,
+    dtype: torch.dtype = BF16, window: int | None = None, softcap: float | None = None,
 ) -> None:  # fmt: skip
     """One layer's attention; merges are launched where there are partial rows."""
     layout = AttentionLayout(group, 64, 2048, partial_rows, 4096)
     cache, scales = kv_cache(dim, kv)
     scratch = attention_scratch(layout, KV_HEADS, dim, META)
     step = AttentionStep(layout, new(layout.size, dtype=torch.int32), *scratch)
-    q = new(64, KV_HEADS * group, dim)
+    q = new(64, KV_HEADS * group, dim, dtype=dtype)
     paged_attention(q, cache, 1, step, dim**-0.5, window=window, softcap=softcap, scales=scales)
 
 
@@ -95,6 +95,10 @@ CASES: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
     "sgmv, fp8": (lambda: sgmv(32, 16, HIDDEN, QKV, torch.float8_e4m3fn), ALL[1:2]),
     "attention": (lambda: attention(128, 4, partial_rows=64), ALL),
     "attention, int8": (lambda: attention(128, 4, kv=torch.int8), ALL),
+    "attention, fp32, 256 columns": (
+        lambda: attention(256, 2, kv=torch.float32, dtype=torch.float32),
+        ALL,
+    ),
     "attention, 8 columns": (lambda: attention(8, 4), ALL[1:]),
     "write, int8": (lambda: write(128, torch.int8), ALL),
     "write, int8, 256 columns": (lambda: write(256, torch.int8), ALL[1:]),

@@ -20,12 +20,12 @@ from loraplex.engine.sampler import is_adjusted, is_greedy
 from loraplex.engine.sequence import Sequence
 
 
-def may_fly(plan: Plan, default_drafts: int) -> bool:
-    """Whether nothing of a plan needs the host; `default_drafts` are for who does not say."""
+def may_fly(plan: Plan) -> bool:
+    """Whether nothing of a plan needs the host."""
     moves = plan.preempted or plan.swap_out or plan.copies or plan.swap_in
     if moves or not plan.scheduled:
         return False
-    return all(_may_fly(part.sequence, default_drafts) for part in plan.scheduled)
+    return all(_may_fly(part.sequence) for part in plan.scheduled)
 
 
 def take_off(order: Iterable[Scheduled], model_len: int) -> list[Draw | None]:
@@ -57,14 +57,13 @@ def remaining(plan: Plan, lives: Callable[[Sequence], bool]) -> Plan:
     return replace(plan, scheduled=tuple(p for p in plan.scheduled if lives(p.sequence)))
 
 
-def _may_fly(sequence: Sequence, default_drafts: int) -> bool:
+def _may_fly(sequence: Sequence) -> bool:
     """Whether the sequence's choices depend on its logits and its seed alone, and nothing else."""
     request, sampling = sequence.request, sequence.request.sampling
-    drafts = default_drafts if sampling.draft_tokens is None else sampling.draft_tokens
     reported = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     is_simple = sequence.matcher is None and request.search is None and sequence.slots == 1
     is_short = bool(request.barred) and sequence.generated + sequence.ahead < sampling.min_tokens
-    return is_simple and not (drafts or reported or is_short or is_adjusted(sampling))
+    return is_simple and not (sequence.drafts or reported or is_short or is_adjusted(sampling))
 
 
 def _draw(sequence: Sequence) -> Draw | None:

@@ -14,7 +14,7 @@ from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.costs import Costs
 from loraplex.engine.counters import Counters
 from loraplex.engine.executor import Executor
-from loraplex.engine.guessing import guess
+from loraplex.engine.guessing import foresees, guess
 from loraplex.engine.guidance import Guides
 from loraplex.engine.host_slots import HostSlots
 from loraplex.engine.images import BaseManifest
@@ -147,7 +147,10 @@ class Engine:
             self._fail(*refused)
         if self._share.balance():
             self._intake.images_changed = True
-        guess(self._scheduler.running, self._settings.speculative_tokens, self._model_len)
+        drafts = self._settings.speculative_tokens
+        if foresees(self._scheduler.running, drafts):
+            self._advance(Plan())  # which lands what flies
+        guess(self._scheduler.running, drafts, self._model_len)
         self._advance(self._scheduler.schedule())
         return self.take_events()
 

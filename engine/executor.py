@@ -115,6 +115,10 @@ class AsyncExecutor(Executor, Protocol):
         """
         ...
 
+    def wait(self) -> None:
+        """Return once the device has done what it was told."""
+        ...
+
 
 class TorchExecutor:
     """The reference executor: a decoder, its KV cache and images, each of which has its own memory.

@@ -20,11 +20,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from loraplex.engine.guide_dates import with_real_dates
-from loraplex.engine.protocol import Guide
+from loraplex.engine.protocol import WHITESPACE, Guide
 from loraplex.engine.strict_json import JsonError, parse_object
 
 STACK = 1 << 30  # bytes of address space; rules nested as deep as 256 KiB of text allow take half
-WHITESPACE = r"( |\n( {0,24}|\t{0,8}))"  # between JSON's tokens, once: no text is endless blanks
 
 Mask = NDArray[np.int32]
 

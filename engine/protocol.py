@@ -36,6 +36,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 GuideKind = Literal["json_schema", "regex", "grammar"]
+WHITESPACE = r"( |\n( {0,24}|\t{0,8}))"  # between JSON's tokens, once: no text is endless blanks
 
 
 class Guide(msgspec.Struct, frozen=True, array_like=True):

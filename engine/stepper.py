@@ -61,10 +61,9 @@ class Stepper:
     ) -> None:
         self._executor, self._scheduler = executor, scheduler
         self._guides, self._costs = guides, costs
-        self._settings, self._model_len = settings, model_len
-        self._launcher: AsyncExecutor | None = None
-        if settings.async_scheduling and isinstance(executor, AsyncExecutor):
-            self._launcher = executor
+        self._model_len = model_len
+        self._device = executor if isinstance(executor, AsyncExecutor) else None
+        self._launcher = self._device if settings.async_scheduling else None
         self._landed = 0.0
 
     def run(self, plan: Plan) -> list[Reading]:
@@ -89,7 +88,7 @@ class Stepper:
 
     def may_launch(self, plan: Plan) -> bool:
         """Whether a plan can be launched while another flies."""
-        return self._launcher is not None and may_fly(plan, self._settings.speculative_tokens)
+        return self._launcher is not None and may_fly(plan)
 
     def launch(self, plan: Plan) -> Flight:
         """Launch a plan that may be; the flight before it, if any, has to land next."""
@@ -120,6 +119,7 @@ class Stepper:
         self._landed = now
 
     def _move_blocks(self, plan: Plan) -> None:
+        """Move a plan's blocks. A swap is waited for, since else nobody knew what it costs."""
         began, executor = time.perf_counter(), self._executor
         if plan.swap_out:
             executor.swap_out(plan.swap_out)
@@ -128,6 +128,8 @@ class Stepper:
         if plan.swap_in:
             executor.swap_in(plan.swap_in)
         if moved := len(plan.swap_out) + len(plan.swap_in):
+            if self._device is not None:
+                self._device.wait()
             self._costs.note_swap(moved, time.perf_counter() - began)
 
     def _compute(self, plan: Plan) -> tuple[Outcome, list[Scheduled]]:

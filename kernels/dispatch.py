@@ -8,7 +8,9 @@ a GPU's device file is there. `python -m loraplex.kernels.dispatch` prints the c
 import functools
 import importlib.util
 import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +86,7 @@ def _triton() -> Backend:
         raise _Missing("TRITON_INTERPRET is set, so kernels would not run on the GPU")
     if importlib.util.find_spec("triton") is None:
         raise _Missing("triton is not installed")
+    _check_launchers()
     import torch
 
     if not torch.cuda.is_available():
@@ -91,6 +94,14 @@ def _triton() -> Backend:
     if not torch.version.hip and torch.cuda.get_device_capability() < OLDEST:
         raise _Missing("the GPU's compute capability is below 8.0, which the kernels need")
     return Backend("triton", f"torch can use {torch.cuda.get_device_name()}")
+
+
+def _check_launchers() -> None:
+    """Triton compiles what launches a kernel in C, against Python's headers."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise _Missing("triton finds no C compiler, which it needs: install gcc, or set CC")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        raise _Missing("triton needs Python's headers: install python3-dev")
 
 
 def _cpu() -> Backend:

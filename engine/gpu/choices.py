@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loraplex.engine.draw import HOTTEST, Draw
+from loraplex.engine.gpu.health import watched
 from loraplex.engine.gpu.metadata import Metadata
 from loraplex.engine.outcome import Outcome
 from loraplex.kernels.triton.draw import FIELDS, draw_rows, feed
@@ -23,9 +24,10 @@ class Chosen:
         self._tokens, self._event = tokens, event
 
     def result(self) -> list[int | None]:
-        """See `Pending`."""
+        """See `Pending`; raises `DeviceLostError` when the device can do nothing any more."""
         if self._event is not None:
-            self._event.synchronize()
+            with watched():
+                self._event.synchronize()
         return [None if token < 0 else token for token in self._tokens.tolist()]
 
 

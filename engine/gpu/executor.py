@@ -18,9 +18,11 @@ from loraplex.engine.draw import Draw
 from loraplex.engine.executor import Pairs
 from loraplex.engine.gpu.choices import Choices, Chosen
 from loraplex.engine.gpu.graphs import Graphs, NoGraphs
+from loraplex.engine.gpu.health import watched
 from loraplex.engine.gpu.images import DeviceImages, StagedImage, kinds_of, largest_rank
 from loraplex.engine.gpu.metadata import Metadata
 from loraplex.engine.gpu.operators import DeviceStep, TritonOperators
+from loraplex.engine.gpu.pinned import pinned_blocks
 from loraplex.engine.gpu.step_layout import (
     Limits,
     StepLayout,
@@ -78,14 +80,13 @@ class GpuExecutor:
         blocks = self._region[: num_blocks * kv.block_bytes]
         self._blocks = blocks.view(num_blocks, kv.block_bytes)
         self._kv = kv.split(self._blocks)
-        pinned = device.type == "cuda"
-        self._host = torch.empty(swap_slots, kv.block_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self._host = pinned_blocks(swap_slots, kv.block_bytes, device)
         widest = max((x.attention for x in self._layouts.values()), key=lambda x: x.partial_rows)
         self._partial = attention_scratch(widest, config.num_kv_heads, config.head_dim, device)
         self._images = DeviceImages(config, self._region)
         self.set_blocks(num_blocks)
-        self.graphs: Graphs | NoGraphs = Graphs() if graphs else NoGraphs()
-        self._make_room(FIRST_RANKS)
+        self.graphs: Graphs | NoGraphs = Graphs(self._outcome_room()) if graphs else NoGraphs()
+        self._scratch = self._scratch_for(FIRST_RANKS)
 
     def set_blocks(self, count: int) -> None:
         """See `Executor`."""
@@ -99,11 +100,12 @@ class GpuExecutor:
 
     def add_image(self, digest: str, prepared: StagedImage) -> None:
         """See `Executor`."""
-        self._images.add(digest, prepared)
         ranks = largest_rank(prepared.header)
         if ranks > self._scratch.shape[2]:
+            scratch = self._scratch_for(ranks)
             self.graphs.clear()
-            self._make_room(ranks)
+            self._scratch = scratch
+        self._images.add(digest, prepared)
 
     def remove_image(self, digest: str) -> None:
         """See `Executor`."""
@@ -127,11 +129,25 @@ class GpuExecutor:
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Outcome:
-        """The outcome of the wanted rows; writes all rows' KV."""
+        """The outcome of the wanted rows; writes all rows' KV.
+
+        Raises `DeviceLostError` when the device can do nothing any more.
+        """
+        with watched():
+            return self._execute(batch)
+
+    @torch.inference_mode()
+    def rehearse(self, batch: Batch, kind: str) -> None:
+        """Run a step of base rows with all that images of a dtype need, as if there were some."""
+        with watched():
+            self._execute(batch, (kind,))
+
+    def _execute(self, batch: Batch, rehearsed: tuple[str, ...] = ()) -> Outcome:
         bucket = bucket_of(batch, self._buckets)
         if bucket is None:
-            return self._compute(self.operators(batch))
-        layout, kinds = self._layouts[bucket], self._send(batch, self._layouts[bucket])
+            return self._compute(self.operators(batch, rehearsed))
+        layout = self._layouts[bucket]
+        kinds = self._send(batch, layout, rehearsed)
         outcome = self.graphs.run(
             (bucket, kinds),
             lambda: self._compute(self._operators(layout, bucket, bucket, kinds)),
@@ -143,20 +159,29 @@ class GpuExecutor:
     @torch.inference_mode()
     def launch(self, batch: Batch, draws: Sequence[Draw | None]) -> Chosen:
         """See `AsyncExecutor`."""
-        return self._choices.choose(self.execute(batch), draws)
+        with watched():
+            return self._choices.choose(self._execute(batch), draws)
 
-    def operators(self, batch: Batch) -> TritonOperators:
+    def wait(self) -> None:
+        """See `AsyncExecutor`."""
+        if self._region.is_cuda:
+            with watched():
+                torch.cuda.current_stream().synchronize()
+
+    def operators(self, batch: Batch, rehearsed: tuple[str, ...] = ()) -> TritonOperators:
         """The operators of one step of just the batch's rows, valid until the next step."""
         layout = self._layouts[None]
-        kinds = self._send(batch, layout)
+        kinds = self._send(batch, layout, rehearsed)
         return self._operators(layout, len(batch.token_ids), len(batch.wanted), kinds)
 
-    def _send(self, batch: Batch, layout: StepLayout) -> tuple[str, ...]:
+    def _send(
+        self, batch: Batch, layout: StepLayout, rehearsed: tuple[str, ...]
+    ) -> tuple[str, ...]:
         """Bring a step's metadata to the device; the dtypes of its images."""
         places, images = self._images.places, {segment.image for segment in batch.segments}
-        kinds = kinds_of(images, places)
+        kinds = kinds_of(images, places) or rehearsed
         self._images.wait_for(images)
-        self._metadata.send(lambda buffer: layout.write(buffer, batch, places))
+        self._metadata.send(lambda buffer: layout.write(buffer, batch, places, kinds))
         if batch.token_ids.min(initial=0) < 0:
             self._choices.feed(self._metadata.ints[: len(batch.token_ids)])
         return kinds
@@ -195,9 +220,16 @@ class GpuExecutor:
         at = layout.plan_at(kind)
         return SgmvStep(layout.sgmv, ints[at : at + layout.sgmv.size], self._scratch)
 
-    def _make_room(self, ranks: int) -> None:
+    def _outcome_room(self) -> Outcome:
+        """Room for the outcome of the largest bucket."""
+        rows, device = self._buckets[-1], self.decoder.device
+        logits = torch.empty(rows, self.decoder.config.vocab_size, device=device)
+        likeliest = torch.empty(rows, dtype=torch.int64, device=device)
+        return Outcome(logits, likeliest, torch.empty(rows, device=device))
+
+    def _scratch_for(self, ranks: int) -> Tensor:
         """Scratch for images of up to `ranks`, a power of two so that it rarely grows."""
         inputs = max(size for size, _ in projection_sizes(self.decoder.config).values())
         rounded = 1 << (ranks - 1).bit_length()
         rows = max(layout.rows for layout in self._layouts.values())
-        self._scratch = sgmv_scratch(rows, rounded, inputs, self.decoder.device)
+        return sgmv_scratch(rows, rounded, inputs, self.decoder.device)

@@ -1,10 +1,11 @@
 """Steps captured as CUDA graphs: hundreds of launches become one.
 
 A graph replays the same launches on the same addresses, so what differs between steps must lie in
-buffers that stay. All graphs share one pool of memory, as one runs after the other; an allocator
-never takes a pool's name again once its last graph is gone. Other threads stage images in pinned
-memory meanwhile, so a capture is an error of what its own thread does alone. This file knows keys
-and callables; it refuses to know what a step is.
+buffers that stay. All graphs share one pool of memory, as one runs after the other, and leave their
+outcomes in one place: an outcome in the pool would keep its memory from all other graphs, so that
+the pool grew with each one. An allocator never takes a pool's name again once its last graph is
+gone. Other threads stage images in pinned memory meanwhile, so a capture is an error of what its
+own thread does alone. This file knows keys and callables; it refuses to know what a step is.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,9 +18,13 @@ Compute = Callable[[], Outcome]
 
 
 class Graphs:
-    """Graphs by key, captured when a key is first run. Outcomes stay valid until the next run."""
+    """Graphs by key, captured when a key is first run. Outcomes stay valid until the next run.
 
-    def __init__(self) -> None:
+    They are left in the first rows of `room`.
+    """
+
+    def __init__(self, room: Outcome) -> None:
+        self._room = room
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Outcome]] = {}
 
@@ -42,8 +47,18 @@ class Graphs:
         compute()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            outcome = compute()
+            outcome = self._leave(compute())
         return graph, outcome
+
+    def _leave(self, outcome: Outcome) -> Outcome:
+        """The outcome in the place for all of them."""
+        rows, room = len(outcome.logits), self._room
+        return Outcome(
+            room.logits[:rows].copy_(outcome.logits),
+            room.likeliest[:rows].copy_(outcome.likeliest),
+            room.peak[:rows].copy_(outcome.peak),
+            outcome.draw,
+        )
 
 
 class NoGraphs:

@@ -24,6 +24,7 @@ from loraplex.kernels.triton.ragged import Ints
 from loraplex.kernels.triton.sgmv_plan import ALIGNMENT, RECORD, no_record, record
 
 MAX_IMAGES = 4096
+PIECE = 1 << 24  # bytes that move at once
 NAMES = tuple(PROJECTIONS)
 
 
@@ -55,6 +56,7 @@ class DeviceImages:
         self._config, self._sizes = config, projection_sizes(config)
         self._region, self._arena = region, Arena(len(region))
         self._copies = Copies(region.device)
+        self._piece = region.new_empty(min(PIECE, len(region)))
         shape = (config.num_layers, len(NAMES), max_images, RECORD)
         self._tables = torch.zeros(shape, dtype=torch.int32, device=region.device)
         self._free_lines = list(range(max_images))[::-1]
@@ -114,13 +116,22 @@ class DeviceImages:
         self._copies.wait_for_all()
         images = {image.begin: image for image in self._images.values()}
         for move in moves:
-            source = self._region[move.source : move.source + move.length]
-            if move.target < move.source + move.length:
-                source = source.clone()
-            self._region[move.target : move.target + move.length].copy_(source)
+            self._move(move)
             image = images[move.target] = images.pop(move.source)
             image.begin = move.target
             self._write_lines(image)
+
+    def _move(self, move: Move) -> None:
+        """Move bytes up, the highest first, so that no piece lands on one that is yet to move.
+
+        It takes no memory: what fails half-way would leave an image that is not where it is said.
+        """
+        for end in range(move.length, 0, -PIECE):
+            begin = max(0, end - PIECE)
+            source = self._region[move.source + begin : move.source + end]
+            if move.target + begin < move.source + end:
+                source = self._piece[: end - begin].copy_(source)
+            self._region[move.target + begin : move.target + end].copy_(source)
 
     def _write_lines(self, image: _Resident) -> None:
         lines = torch.from_numpy(image.at_zero + image.step * (image.begin // ALIGNMENT))

@@ -29,21 +29,31 @@ class TiledLinear:
 
     def apply(self, x: Tensor) -> Tensor:
         """Y `[T, out]` fp32 of X `[T, in]`."""
-        rows, parts, start = x.shape[0], [], 0
-        for tile in cover(rows, self._tiles):
+        tiles = cover(x.shape[0], self._tiles)
+        if len(tiles) == 1:
+            return self._product(x, tiles[0])
+        y, start = x.new_empty(x.shape[0], self._weight.shape[0], dtype=torch.float32), 0
+        for tile in tiles:
             part = x[start : start + tile]
-            missing = tile - part.shape[0]
-            parts.append(product(pad(part, (0, 0, 0, missing)) if missing else part, self._weight))
+            y[start : start + tile] = self._product(part, tile)
             start += tile
-        if not parts:
-            return x.new_empty(0, self._weight.shape[0], dtype=torch.float32)
-        return (parts[0] if len(parts) == 1 else torch.cat(parts))[:rows]
+        return y
+
+    def _product(self, x: Tensor, tile: int) -> Tensor:
+        """Y of up to `tile` rows."""
+        rows = x.shape[0]
+        padded = pad(x, (0, 0, 0, tile - rows)) if rows < tile else x
+        return product(padded, self._weight)[:rows]
 
 
 class TiledLinears:
-    """Makes weights ready; shapes are measured once each. Has the library sum in fp32."""
+    """Makes weights ready; shapes are measured once each.
+
+    Has the library sum in fp32, and multiply fp32 as it is: NVIDIA's containers ask for TF32.
+    """
 
     def __init__(self) -> None:
+        torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self._tiles: dict[tuple[torch.Size, torch.dtype], tuple[int, ...]] = {}
 

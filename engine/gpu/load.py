@@ -52,7 +52,7 @@ def load_gpu_executor(
         graphs=device != "cpu",
     )
     if device != "cpu":
-        warm_up(executor, limits)
+        warm_up(executor, limits, settings.max_wanted)
     return executor
 
 
@@ -86,4 +86,7 @@ def _weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def _free_bytes(device: str) -> int:
-    return available_bytes() if device == "cpu" else torch.cuda.mem_get_info(device)[0]
+    if device == "cpu":
+        return available_bytes()
+    torch.cuda.empty_cache()  # of what loading took for a while
+    return torch.cuda.mem_get_info(device)[0]

@@ -50,16 +50,17 @@ class StepLayout:
         """Where the plan for images of a dtype begins."""
         return 4 * self.rows + KINDS.index(kind) * self.sgmv.size
 
-    def write(self, buffer: Ints, batch: Batch, places: Places) -> int:
+    def write(self, buffer: Ints, batch: Batch, places: Places, kinds: Sequence[str] = ()) -> int:
         """Write a step to `buffer` and return how many of its ints are in use.
 
-        Raises `ValueError` when the batch is more than the layout holds.
+        `kinds` have a plan even where the step has none of their images. Raises `ValueError` when
+        the batch is more than the layout holds.
         """
         self._write_rows(buffer[: 4 * self.rows].reshape(4, self.rows), batch)
         segments = by_kind(batch, places)
-        for kind, of_kind in segments.items():
+        for kind in {*kinds, *segments}:
             at = self.plan_at(kind)
-            self.sgmv.write(buffer[at : at + self.sgmv.size], of_kind)
+            self.sgmv.write(buffer[at : at + self.sgmv.size], segments.get(kind, ()))
         spans = [(span.start, span.end, span.context) for span in batch.spans]
         used = self.attention.write(buffer[self.attention_at :], spans, batch.block_tables)
         return self.attention_at + used

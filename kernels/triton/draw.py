@@ -147,7 +147,7 @@ def draw_kernel(
     tl.store(chosen_ptr + row, tl.where(peak == peak, token, -1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def feed_kernel(ids_ptr, chosen_ptr, count, BLOCK: tl.constexpr):
     """IDS[t] = max(CHOSEN[-1 - IDS[t]], 0) where IDS[t] is negative."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -10,8 +10,9 @@ Prefill, decode and both in one batch go through the same kernel. Softmax is kep
 and Gimelshein, 2018) over tiles of keys at fixed places, afresh in each SPLIT of the sequence, and
 splits are merged in order: within a program, or by `merge_kernel` where a long context was cut
 into several programs (as in Flash-Decoding, Dao et al., 2023). Both take the same sums in the same
-order, and every row of every step goes through the same program: neither a row's neighbours, nor
-how its prefill was cut, nor how its keys were, changes its bits.
+order, and every row of every step goes through the same program (which is why places in the work
+list specialise nothing): neither a row's neighbours, nor how its prefill was cut, nor how its keys
+were, changes its bits.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ MERGE = tl.constexpr(attention_work.MERGE)
 
 TILE_KEYS = 64
 SCALED_TILE_KEYS = 32  # widened codes take registers, which leave few blocks a multiprocessor
+FP32_TILE = 1 << 12  # keys times their width: no matrix instruction, so a thread holds whole rows
 LEAST_WIDTH = 16  # of a matrix instruction
 LOG2_E = 1.4426950408889634
 
@@ -70,7 +72,7 @@ def _capped(scores, softcap):
     return tl.where(scores < 0.0, -size, size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["work_ptr", "tables_at"])
 def attention_kernel(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr, state_ptr, partial_ptr, work_ptr,
     tables_at, scale, softcap,
@@ -145,7 +147,7 @@ def attention_kernel(
         tl.store(partial_ptr + state_at[:, None] * D + d[None, :], sums, mask=wanted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["work_ptr", "merges_at"])
 def merge_kernel(
     state_ptr, partial_ptr, out_ptr, work_ptr, merges_at,
     GROUP: tl.constexpr, HEIGHT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
@@ -224,10 +226,10 @@ def paged_attention(
         layout.tables_at, scale * LOG2_E, softcap or 0.0,
         q.stride(0), keys.stride(0), keys.stride(1), *key_scales.stride()[:2],
         GROUP=layout.group, D=dim, WIDTH=width, BLOCK_SIZE=block_size, HEIGHT=layout.height,
-        KEYS=TILE_KEYS if scales is None else SCALED_TILE_KEYS, SPLIT=SPLIT_KEYS,
+        KEYS=_tile_keys(q.dtype, width, scales is not None), SPLIT=SPLIT_KEYS,
         WINDOW=window or 0, CAPPED=softcap is not None, SCALED=scales is not None,
         OPERAND=operand_dtype(q),
-        **_options(layout.height * width, width, scales is not None),
+        **_options(q.dtype, layout.height * width, width, scales is not None),
     )  # fmt: skip
     if layout.merges:
         merge_kernel[(layout.merges, kv_heads)](
@@ -238,8 +240,15 @@ def paged_attention(
     return out
 
 
-def _options(tile: int, width: int, scaled: bool) -> dict[str, int]:
-    """Threads enough for two fp32 tiles and widened keys: none spill, says `benchmarks/aot.py`."""
+def _tile_keys(dtype: torch.dtype, width: int, scaled: bool) -> int:
+    most = SCALED_TILE_KEYS if scaled else TILE_KEYS
+    return min(most, max(16, FP32_TILE // width)) if dtype is torch.float32 else most
+
+
+def _options(dtype: torch.dtype, tile: int, width: int, scaled: bool) -> dict[str, int]:
+    """Threads enough for two fp32 tiles and widened keys: in bf16 none spill, says `aot.py`."""
     if torch.version.hip:
         return {"num_warps": 4, "num_stages": 1 if width > 128 else 2}
+    if dtype is torch.float32:
+        return {"num_warps": 8, "num_stages": 2}
     return {"num_warps": 8 if tile >= 64 * 128 else 4, "num_stages": 3 if scaled else 2}

@@ -49,7 +49,7 @@ def _quantised(y):
     return whole.to(tl.int8), scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions_ptr", "slots_ptr"])
 def rope_kv_kernel(
     x_ptr, q_ptr, cache_ptr, scale_ptr, cos_ptr, sin_ptr, q_gain_ptr, k_gain_ptr, positions_ptr,
     slots_ptr, stride_block, stride_scale_block, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,

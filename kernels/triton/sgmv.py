@@ -43,7 +43,7 @@ def _array(arena_ptr, place):
     return arena_ptr + tl.multiple_of(place.to(tl.int64) * unit, unit)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["plan_ptr", "permutation"])
 def shrink_kernel(
     x_ptr, weights_ptr, fp32_ptr, h_ptr, plan_ptr, table_ptr, inputs, permutation,
     stride_x, stride_h, stride_plane, stride_table,
@@ -85,7 +85,7 @@ def shrink_kernel(
     tl.store(h, total * scale[None, :], mask=x_inside & a_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["plan_ptr", "permutation"])
 def expand_kernel(
     h_ptr, weights_ptr, fp32_ptr, y_ptr, plan_ptr, table_ptr, permutation,
     stride_h, stride_plane, stride_y, stride_table,

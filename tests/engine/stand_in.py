@@ -211,6 +211,10 @@ class LateExecutor(HashExecutor):
         self._later(self._run_late, batch, draws, landing)
         return landing
 
+    def wait(self) -> None:
+        while self._waiting:
+            self.proceed()
+
     def _later(self, do: Callable[..., Any], *arguments: Any) -> None:
         self._waiting.append(functools.partial(do, *arguments))
 

@@ -1,8 +1,10 @@
 """Steps that fly: the next is launched before this one's tokens are read, and nobody can tell."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loraplex.engine.ahead import may_fly, remaining, take_off, touch_down
@@ -44,7 +46,6 @@ def whole(of: Sequence) -> Scheduled:
         {"frequency_penalty": 0.5},
         {"repetition_penalty": 1.5},
         {"logit_bias": ((3, 1.0),)},
-        {"draft_tokens": 2},
         {"choices": 2},
         {"beams": Beams(2)},
     ],
@@ -52,17 +53,18 @@ def whole(of: Sequence) -> Scheduled:
 )
 def test_what_needs_the_host_does_not_fly(options: dict[str, Any]) -> None:
     plain, other = sequence(), sequence(**options)
-    assert may_fly(Plan((whole(plain),)), 0)
-    assert not may_fly(Plan((whole(plain), whole(other))), 0)
+    assert may_fly(Plan((whole(plain),)))
+    assert not may_fly(Plan((whole(plain), whole(other))))
 
 
 def test_what_moves_blocks_does_not_fly() -> None:
     part = whole(sequence())
     for moves in ("swap_out", "copies", "swap_in"):
-        assert not may_fly(Plan((part,), **{moves: ((0, 1),)}), 0)
-    assert not may_fly(Plan((part,), preempted=(sequence(),)), 0)
-    assert not may_fly(Plan(), 0)
-    assert not may_fly(Plan((part,)), default_drafts=2)
+        assert not may_fly(Plan((part,), **{moves: ((0, 1),)}))
+    assert not may_fly(Plan((part,), preempted=(sequence(),)))
+    assert not may_fly(Plan())
+    part.sequence.drafts = [5]
+    assert not may_fly(Plan((part,)))
 
 
 def test_a_sequence_flies_until_a_token_is_certain_to_end_it() -> None:
@@ -110,6 +112,68 @@ def test_tokens_are_those_of_steps_that_wait(rig: Rig, stand_in: Any) -> None:
         assert len(reasons) == 1
     assert ahead.executor.most_flying == 2 and ahead.executor.fed > 10
     assert off.executor.launched == 0
+
+
+@pytest.mark.parametrize("default", [0, 3])
+@pytest.mark.parametrize("words", [2, 6])
+def test_guesses_that_are_wanted_let_steps_fly(
+    rig: Rig, stand_in: Any, words: int, default: int
+) -> None:
+    """Out of two words guesses come with almost every step; out of six many steps have none."""
+    asked = {"draft_tokens": None if default else 3, "temperature": 1.0, "ignore_eos": True}
+    told = []
+    for options in ({"late": True}, {"late": True, "async_scheduling": False}, {}):
+        subject = rig(speculative_tokens=default, **options)
+        likely, logits = np.arange(64) < words, subject.executor._logits
+        subject.executor._logits = partial(_more_likely, logits, likely)
+        for name in range(3):
+            odd = {"max_tokens": 20 + name, "stop_token_ids": (words - name,)} if name else {}
+            sent = asked | {"seed": name, "max_tokens": 30} | odd
+            subject.add(stand_in.request(str(name), *range(20, 24 + name), **sent))
+            subject.step()
+        subject.drain()
+        assert subject.holds_nothing()
+        told.append([(subject.tokens(n), subject.end(n).reason) for n in ("0", "1", "2")])
+        stats = subject.engine.stats()
+        assert stats.drafted_tokens > stats.accepted_tokens > 0
+        if options == {"late": True} and words > 2:
+            assert subject.executor.most_flying == 2 and subject.executor.fed > 3
+    assert told[0] == told[1] == told[2]
+
+
+def _more_likely(
+    logits: Callable[[int, int], Any], likely: np.ndarray, state: int, token: int
+) -> np.ndarray:
+    return np.where(likely, logits(state, token) + 50, logits(state, token)).astype(np.float32)
+
+
+def test_what_goes_on_as_before_is_read_before_it_goes_on(rig: Rig, stand_in: Any) -> None:
+    """Which is seen one step late, so that few steps fly."""
+    subject = rig(late=True)
+    subject.executor._logits = lambda _, token: np.eye(64, dtype=np.float32)[6 if token == 5 else 5]
+    asked = {"draft_tokens": 4, "max_tokens": 30, "ignore_eos": True}
+    subject.add(stand_in.request("a", 1, 2, 3, **asked))
+    subject.drain()
+    assert subject.tokens("a") == [5, 6] * 15
+    stats = subject.engine.stats()
+    assert stats.accepted_tokens > 15 and 3 <= subject.executor.launched < 8
+    assert subject.holds_nothing()
+
+
+def test_a_swap_is_waited_for_before_its_cost_is_noted(
+    rig: Rig, stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[int] = []
+    subject = rig(late=True, num_blocks=8, swap_slots=8, max_model_len=32)
+    monkeypatch.setattr(
+        Costs, "note_swap", lambda *_: waiting.append(len(subject.executor._waiting))
+    )
+    monkeypatch.setattr(Costs, "prefers_swap", lambda *_: True)
+    for name in "abc":
+        subject.add(stand_in.request(name, *range(1, 8), max_tokens=20, ignore_eos=True))
+    subject.drain()
+    assert waiting and not any(waiting)
+    assert subject.holds_nothing()
 
 
 def prompt(name: str) -> tuple[int, ...]:

@@ -107,11 +107,11 @@ def add(executor: GpuExecutor, digest: str, kind: str, rank: int) -> None:
     executor.add_image(digest, executor.prepare_image(header, bytearray(1 << 18)))
 
 
-def batch(*rows: int, first_token: int = 5) -> Batch:
+def batch(*rows: int, first_token: int = 5, of: tuple[str | None, ...] = (None, *KINDS)) -> Batch:
     """Sequences of some rows each, of the base and of each image in turn; all wanted."""
     ends = np.cumsum(rows)
     starts = ends - rows
-    names = [(None, *KINDS)[n % 4] for n in range(len(rows))]
+    names = [of[n % len(of)] for n in range(len(rows))]
     total = int(ends[-1])
     bounds = list(zip(starts.tolist(), ends.tolist(), strict=True))
     return Batch(
@@ -122,6 +122,28 @@ def batch(*rows: int, first_token: int = 5) -> Batch:
         tuple(Segment(x, *at) for x, at in zip(names, bounds, strict=True) if x),
         np.arange(total, dtype=np.int32),
     )
+
+
+class Steps:
+    """Stands in for an executor that fails at its last step, if any, for want of memory."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.batches: list[Batch] = []
+        self._last = last
+
+    def execute(self, batch: Batch) -> Any:
+        self.batches.append(batch)
+        if len(self.batches) == self._last:
+            raise torch.OutOfMemoryError
+        return SimpleNamespace()
+
+    def rehearse(self, batch: Batch, kind: str) -> None:
+        assert kind == "bf16"
+        self.execute(batch)
+
+    def launch(self, batch: Batch, draws: list[None]) -> Any:
+        self.execute(batch)
+        return SimpleNamespace(result=list)
 
 
 @pytest.mark.parametrize("count", [1, 4, 16, 17])
@@ -162,7 +184,23 @@ def test_graphs_are_forgotten_when_a_buffer_of_theirs_is_replaced(executor: GpuE
     assert (executor.graphs.cleared, executor._scratch is before) == (1, False)
 
 
-def test_warming_up_captures_each_bucket_of_base_rows(
+def test_an_image_for_which_there_is_no_scratch_takes_nothing(
+    executor: GpuExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine takes it for failed and forgets it: no byte, line or graph may be lost."""
+    scratch, free = executor._scratch, executor._images._arena.free_bytes
+
+    def none(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("loraplex.engine.gpu.executor.sgmv_scratch", none)
+    with pytest.raises(torch.OutOfMemoryError):
+        add(executor, "most", "bf16", FIRST_RANKS + 1)
+    assert executor._images._arena.free_bytes == free and "most" not in executor._images.places
+    assert executor._scratch is scratch and executor.graphs.cleared == 0
+
+
+def test_warming_up_captures_each_bucket_with_and_without_images(
     executor: GpuExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[int] = []
@@ -173,21 +211,85 @@ def test_warming_up_captures_each_bucket_of_base_rows(
         return SimpleNamespace(result=lambda: [None] * len(draws))
 
     monkeypatch.setattr(executor, "launch", launch)
-    warm_up(executor, LIMITS)
-    assert set(executor.graphs.keys) == {(16, ()), (32, ())}
+    warm_up(executor, LIMITS, 84)
+    kinds: list[tuple[str, ...]] = [(), ("bf16",)]
+    assert set(executor.graphs.keys) == {(bucket, kind) for bucket in (16, 32) for kind in kinds}
     assert launched == [0, -1], "the second token is the first's choice"
     assert not executor.graphs.watch.strangers
 
 
-def test_a_step_that_has_no_memory_is_told_before_there_are_requests(
+class Programs:
+    """Takes down which programs of each kernel are launched, as Triton tells them apart."""
+
+    def __init__(self) -> None:
+        self.launched: set[Any] = set()
+
+    def run(self, kernel: InterpretedFunction, *args: Any, **named: Any) -> None:
+        for ignored in ("grid", "warmup"):
+            named.pop(ignored)
+        alike = kernel.kwargs.get("do_not_specialize") or ()
+        known = kernel.fn.__annotations__ | named  # constants, and options of the compiler
+        bound = dict(zip(kernel.arg_names, args, strict=False)) | named
+        kinds = (
+            (name, value if name in known else self._kind(value))
+            for name, value in bound.items()
+            if name not in alike
+        )
+        self.launched.add((kernel.__name__, *kinds))
+
+    @staticmethod
+    def _kind(value: Any) -> Any:
+        """What a value is known for: an int of a launch that is 1 or a multiple of 16."""
+        if isinstance(value, Tensor):
+            return value.dtype, value.storage_offset() * value.itemsize % 16 == 0
+        if type(value) is int:
+            return value if value == 1 else value % 16 == 0
+        return None if isinstance(value, float) else value
+
+
+def test_no_step_of_base_or_usual_images_waits_for_a_compiler(
     executor: GpuExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The longest prompt is tried first."""
+    """Whatever its size: warming up has launched every program before."""
+    programs = Programs()
+    monkeypatch.setattr(
+        InterpretedFunction, "run", lambda *args, **named: programs.run(*args, **named)
+    )
+    monkeypatch.setattr(
+        executor, "launch", lambda step, _: executor.execute(step) and Steps().launch(step, [])
+    )
+    warm_up(executor, LIMITS, 84)
+    warm = set(programs.launched)
+    assert len({name for name, *_ in warm}) > 8
+    for rows in ([1], [1] * 3, [1] * 16, [1] * 20, [2], [9, 1, 1], [64] * 10, [16] * 16, [50, 7]):
+        for of in ((None,), (None, "bf16"), ("bf16",)):
+            for token in (5, -1):
+                executor.execute(batch(*rows, first_token=token, of=of))
+    assert programs.launched == warm
+    executor.execute(batch(1, of=("int8",)))
+    assert programs.launched > warm
 
-    def execute(batch: Batch) -> Outcome:
-        assert len(batch.token_ids) == LIMITS.length
-        raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(executor, "execute", execute)
+@pytest.mark.parametrize(
+    ("limits", "rows"),
+    [
+        (LIMITS, [64] * 10 + [60]),
+        (Limits(2, 700, 64, 16), [64, 64]),
+        (Limits(64, 512, 4096, 16), [512]),
+    ],
+)
+def test_the_largest_step_is_tried_beside_what_graphs_take(limits: Limits, rows: list[int]) -> None:
+    """Many sequences fill it where they are short; as many rows as ever want logits."""
+    steps = Steps()
+    warm_up(steps, limits, 84)
+    largest = steps.batches[-3]
+    assert len(largest.token_ids) == max(len(batch.token_ids) for batch in steps.batches)
+    assert [span.end - span.start for span in largest.spans] == rows
+    assert len(largest.token_ids) == largest.spans[-1].end == sum(rows)
+    assert largest.wanted.tolist() == list(range(sum(rows) - 84, sum(rows)))
+
+
+@pytest.mark.parametrize("step", [1, 4, 6, 7])
+def test_a_step_that_has_no_memory_is_told_before_there_are_requests(step: int) -> None:
     with pytest.raises(SettingsError, match="lower memory_utilization"):
-        warm_up(executor, LIMITS)
+        warm_up(Steps(step), LIMITS, 84)

@@ -85,6 +85,23 @@ def test_images_move_above_a_floor() -> None:
     points_to(found, "e", 5)
 
 
+@pytest.mark.parametrize("gap", [128, 512, 896, 4096])
+def test_images_move_in_pieces(gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not where they go overlaps where they were, and without memory for it."""
+    monkeypatch.setattr("loraplex.engine.gpu.images.PIECE", 256)
+    monkeypatch.setattr(torch.Tensor, "clone", lambda _: 1 / 0)
+    found = images(2 * 896 + gap)
+    data = np.random.default_rng(0).integers(0, 256, 896, np.uint8)
+    add(found, "above", replace_header(block_bytes=gap, entries=()), bytearray(gap))
+    add(found, "moved", HEADER, bytearray(data))
+    before = found._images["moved"].begin
+    found.remove("above")
+    found.set_floor(before + gap)
+    begin = found._images["moved"].begin
+    assert begin == before + gap
+    assert np.array_equal(found._region[begin : begin + 896].numpy(), data)
+
+
 def replace_header(**changes: object) -> ImageHeader:
     fields = {name: getattr(HEADER, name) for name in ("base", "dtype", "block_bytes", "entries")}
     return ImageHeader(**(fields | changes))

@@ -68,6 +68,17 @@ def test_some_tile_is_chosen_where_none_is_good() -> None:
     assert len(choose_tiles(lambda x: torch.randn(len(x), 3, generator=noise), X)) == 1
 
 
+def test_products_of_fp32_are_not_rounded() -> None:
+    """As NVIDIA's containers ask for, in their environment."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        TiledLinears()
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_a_shape_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 

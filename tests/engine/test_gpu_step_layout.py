@@ -90,6 +90,14 @@ def test_plans_by_dtype_of_image() -> None:
     assert buffer[layout.attention_at] == 5, "20 rows of two heads are two items"
 
 
+def test_a_plan_without_images() -> None:
+    """As it is rehearsed: what an earlier step left there is no plan of this one."""
+    layout, step = make_layout(LIMITS, group=2, bucket=16), batch(1, 1)
+    buffer = np.full(layout.size, 7, np.int32)
+    layout.write(buffer, step, PLACES, ("bf16",))
+    assert (buffer[layout.plan_at("bf16")], buffer[layout.plan_at("int8")]) == (0, 7)
+
+
 def test_an_image_may_begin_inside_a_span_and_have_several_segments() -> None:
     layout = make_layout(LIMITS, group=2, bucket=None)
     segments = (Segment("a", 2, 5), Segment("a", 7, 9), Segment("c", 9, 11))

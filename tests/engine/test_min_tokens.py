@@ -120,7 +120,7 @@ def test_tokens_on_their_way_count() -> None:
     sequence = from_request(asked, 0.0, (), 100)
     for ahead, flies in ((0, False), (1, False), (2, True)):
         sequence.ahead = ahead
-        assert may_fly(Plan((Scheduled(sequence, 0, 1, 1),)), 0) == flies
+        assert may_fly(Plan((Scheduled(sequence, 0, 1, 1),))) == flies
 
 
 def test_a_device_draws_rows_that_are_too_short_without_what_is_barred() -> None:

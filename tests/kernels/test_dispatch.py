@@ -81,30 +81,45 @@ def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
         dispatch.choose()
 
 
-def test_a_gpu_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A GPU, and what its kernels' launchers take; the folder of Python's headers."""
     monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(dispatch, "GPU_FILES", (tmp_path,))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
+    return tmp_path
+
+
+def test_a_gpu_comes_first(gpu: Path) -> None:
+    assert dispatch.choose() == dispatch.Backend("triton", "torch can use a GPU")
+
+
+def test_a_gpu_that_torch_cannot_use(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert dispatch.choose().why.startswith("torch cannot use the GPU; ")
 
 
-def test_a_gpu_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET")
-    monkeypatch.setattr(dispatch, "GPU_FILES", (tmp_path,))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
-    assert dispatch.choose() == dispatch.Backend("triton", "torch can use a GPU")
-
-
-def test_a_gpu_that_is_too_old_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET")
-    monkeypatch.setattr(dispatch, "GPU_FILES", (tmp_path,))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+def test_a_gpu_that_is_too_old_is_left_alone(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 5))
     assert "compute capability is below 8.0" in dispatch.choose().why
+
+
+def test_a_gpu_without_a_c_compiler(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(dispatch.BackendError, match="no C compiler, which it needs: install gcc"):
+        dispatch.choose("triton")
+
+
+def test_a_gpu_without_headers(gpu: Path) -> None:
+    (gpu / "Python.h").unlink()
+    with pytest.raises(dispatch.BackendError, match="install python3-dev"):
+        dispatch.choose("triton")
 
 
 def test_interpreted_kernels_do_not_run_on_a_gpu(
