@@ -118,8 +118,8 @@ class ChatRequest(GenerationRequest, Tooled, Turned):
 
     @model_validator(mode="after")
     def _one_form(self) -> "ChatRequest":
-        """Calls are a form of the answer too."""
-        if self.callable_tools and (asked := next(self.asked(), None)):
+        """An answer without calls may be JSON of a schema; any other form excludes calls."""
+        if self.callable_tools and (asked := next(self.guided(), None)):
             raise BadRequest(
                 f"An answer that may call tools cannot be held to {asked[0]} too; set tool_choice "
                 'to "none", or leave it out.',

@@ -84,6 +84,22 @@ RESPONSES: Final[dict[str, Json]] = {
         "tool_choice": "required",
         "stream": True,
     },
+    "a tool of those that are told": {
+        "model": MODEL,
+        "input": HELLO,
+        "tools": [
+            {"type": "function", "name": "weather", "parameters": SCHEMA},
+            {"type": "function", "name": "population", "parameters": SCHEMA},
+        ],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "weather"}],
+        },
+    },
+}
+INPUTS: Final[dict[str, Json]] = {
+    "a prompt": {"model": MODEL, "instructions": "Be brief.", "input": "Hello"}
 }
 COMPLETIONS: Final[dict[str, Json]] = {
     "one prompt": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32},

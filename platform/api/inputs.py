@@ -21,7 +21,7 @@ from loraplex.platform.api.job import Caller, Inputs, Prompt
 from loraplex.platform.api.requests import CompletionRequest, GenerationRequest, StreamOptions
 from loraplex.platform.api.structured import guide_of
 from loraplex.platform.api.target import find_target
-from loraplex.platform.api.tools import forced, told
+from loraplex.platform.api.tools import held, told
 from loraplex.platform.errors import BadRequest
 from loraplex.platform.hermes import CLOSE
 from loraplex.platform.keys import Principal
@@ -77,6 +77,15 @@ async def read_chat(ctx: Context, body: ChatRequest) -> Inputs:
     return await _read(ctx, partial(_read_chat, ctx, body), is_quick)
 
 
+async def count_tokens(
+    ctx: Context, principal: Principal, request_id: str, body: ChatRequest
+) -> int:
+    """Tokens of a chat's prompt, which is read but not run; raises what running it would."""
+    await find_caller(ctx, principal, request_id, body, explain=False)
+    inputs = await read_chat(ctx, body)
+    return inputs.tokens
+
+
 async def read_prompts(ctx: Context, body: CompletionRequest) -> Inputs:
     """The prompts of plain completions, and the form of their answers."""
     is_quick = sum(map(len, body.prompts)) <= SHORT and not any(body.asked())
@@ -98,7 +107,9 @@ def _read_chat(ctx: Context, body: ChatRequest) -> Inputs:
     text = ctx.template.render(messages, told(body), body.rendering)
     prompt = Prompt(ctx.vocabulary.encode(text, special=False))
     stops = (CLOSE,) if body.callable_tools and body.one_call else ()
-    return Inputs([prompt], forced(body) or guide_of(body), stops)
+    schema = body.response_format.wanted if body.response_format is not None else None
+    form = guide_of(body)
+    return Inputs([prompt], held(body, schema) or form, stops)
 
 
 def _read_prompts(ctx: Context, body: CompletionRequest) -> Inputs:

@@ -15,7 +15,7 @@ from loraplex.platform.api.answer import Answer
 from loraplex.platform.api.answer_schemas import Message
 from loraplex.platform.api.context import Ctx, RequestId
 from loraplex.platform.api.conversation import Conversation
-from loraplex.platform.api.inputs import Explain, Inferring, find_caller, read_chat
+from loraplex.platform.api.inputs import Explain, Inferring, count_tokens, find_caller, read_chat
 from loraplex.platform.api.job import make_job
 from loraplex.platform.api.limited_route import LimitedRoute
 from loraplex.platform.api.messages_errors import error_body
@@ -125,10 +125,7 @@ async def count_message_tokens(
 ) -> TokensOut:
     """Count the tokens of a prompt without running it: exact, and free of charge."""
     _check_betas(betas)
-    chat = body.chat()
-    await find_caller(ctx, principal, request_id, chat, explain=False)
-    inputs = await read_chat(ctx, chat)
-    return TokensOut(input_tokens=inputs.tokens)
+    return TokensOut(input_tokens=await count_tokens(ctx, principal, request_id, body.chat()))
 
 
 def _check_betas(betas: str | None) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's newer face: /v1/responses, of which nothing is stored.
+"""OpenAI's newer face: /v1/responses, of which nothing is stored, and how long its prompt would be.
 
 The same path as a chat's under another form: `model` names adapters, limits and usage are the same,
 and only the shape of bodies and events is another. There is nothing to get, delete or cancel.
@@ -14,12 +14,12 @@ from loraplex.platform.api import examples
 from loraplex.platform.api.answer import Answer
 from loraplex.platform.api.context import Ctx, RequestId
 from loraplex.platform.api.conversation import Conversation
-from loraplex.platform.api.inputs import Explain, Inferring, find_caller, read_chat
+from loraplex.platform.api.inputs import Explain, Inferring, count_tokens, find_caller, read_chat
 from loraplex.platform.api.job import make_job
 from loraplex.platform.api.limited_route import LimitedRoute
 from loraplex.platform.api.responses_form import Asked, ResponsesForm
 from loraplex.platform.api.responses_request import ResponsesRequest
-from loraplex.platform.api.responses_schemas import ResponseObject
+from loraplex.platform.api.responses_schemas import InputTokenCount, ResponseObject
 
 router = APIRouter(prefix="/v1", tags=["generation"], route_class=LimitedRoute)
 RESPONSE = examples.answered(
@@ -58,3 +58,18 @@ async def create_response(
     )
     form = ResponsesForm(asked, ctx.vocabulary)
     return Answer(ctx, make_job(ctx, caller, chat, inputs, form))
+
+
+@router.post("/responses/input_tokens")
+async def count_input_tokens(
+    principal: Inferring,
+    ctx: Ctx,
+    request_id: RequestId,
+    body: Annotated[ResponsesRequest, Body(openapi_examples=examples.named(examples.INPUTS))],
+) -> InputTokenCount:
+    """Count the tokens of a response's prompt without running it: exact, and free of charge.
+
+    The body is the response's own; what only its generation needs may be left out.
+    """
+    tokens = await count_tokens(ctx, principal, request_id, body.chat())
+    return InputTokenCount(object="response.input_tokens", input_tokens=tokens)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from loraplex.platform.api.responses_items import without_nulls
 from loraplex.platform.api.strict import Strict
 from loraplex.platform.api.structured import JsonSchema
 from loraplex.platform.api.tools import MAX_TOOLS, Function
@@ -19,13 +20,16 @@ def _is_function(value: Any) -> Any:
             "the server runs no tools; describe one of yours with the type function, or leave it "
             "out"
         )
-    return value
+    return without_nulls(value)
 
 
 class FunctionTool(Function):
     """A function that the model may call and the caller runs."""
 
     type: Literal["function"]
+    allowed_callers: Annotated[list[Literal["direct"]] | None, Field(max_length=1)] = None
+    defer_loading: Literal[False] | None = None
+    async_: Annotated[Literal[False] | None, Field(alias="async")] = None
 
     def told(self) -> dict[str, Any]:
         """The tool, as an answer repeats it."""
@@ -47,22 +51,53 @@ def _as_choice(value: Any) -> Any:
     match value:
         case None | "none" | "auto" | "required":
             return value
+        case {"type": "function"}:
+            return _as_named(value)
+        case {"type": "allowed_tools", "mode": mode, "tools": [_, *_] as tools}:
+            if mode in ("auto", "required"):
+                named = [_as_named(tool) for tool in tools]
+                return {"type": "allowed_tools", "mode": mode, "tools": named}
+    raise ValueError(
+        'it is "none", "auto", "required", {"type": "function", "name": a name} or {"type": '
+        '"allowed_tools", "mode": "auto" or "required", "tools": at least one function, each as '
+        "above}"
+    )
+
+
+def _as_named(value: Any) -> dict[str, str]:
+    match value:
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "name": name}
-    raise ValueError('it is "none", "auto", "required" or {"type": "function", "name": a name}')
+    raise ValueError('a function is chosen by {"type": "function", "name": a name}')
 
 
-_CHOICES: Final = {
-    "anyOf": [
-        {"type": "string", "enum": ["none", "auto", "required"]},
-        {
-            "type": "object",
-            "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
-            "required": ["type", "name"],
-        },
-        {"type": "null"},
-    ]
+def said_choice(choice: Any) -> Any:
+    """A `tool_choice` as a chat has it."""
+    match choice:
+        case {"mode": mode, "tools": tools}:
+            allowed = {"mode": mode, "tools": [said_choice(tool) for tool in tools]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+        case {"name": name}:
+            return {"type": "function", "function": {"name": name}}
+    return choice
+
+
+_FUNCTION: Final = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+    "required": ["type", "name"],
 }
+_ALLOWED: Final = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "mode": {"type": "string", "enum": ["auto", "required"]},
+        "tools": {"type": "array", "items": _FUNCTION, "minItems": 1},
+    },
+    "required": ["type", "mode", "tools"],
+}
+_WORDS: Final = {"type": "string", "enum": ["none", "auto", "required"]}
+_CHOICES: Final = {"anyOf": [_WORDS, _FUNCTION, _ALLOWED, {"type": "null"}]}
 
 
 Tools = Annotated[
@@ -124,4 +159,14 @@ class Streaming(Strict):
 
     include_obfuscation: Annotated[
         bool | None, Field(description="Changes nothing: events are as long as their text.")
+    ] = None
+
+
+class CacheOptions(Strict):
+    """How prompts are cached; changes nothing, since every prefix is."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: Annotated[
+        Literal[False] | None, Field(description="To warm a prefix, ask for one token.")
     ] = None

@@ -8,21 +8,29 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from loraplex.platform.api.chat import MAX_MESSAGES, MAX_PAST_CALLS
 from loraplex.platform.api.or_text import OrText
 from loraplex.platform.api.strict import Strict
-from loraplex.platform.api.tools import NotRead, PastFunction
+from loraplex.platform.api.tools import NotRead, PastFunction, ToolName
 
 MAX_PARTS: Final = 1_024
 MAX_ITEMS: Final = MAX_MESSAGES - 1  # beside the instructions
 SERVED: Final = ("message", "function_call", "function_call_output", "reasoning")
+TEXTS: Final = ("input_text", "output_text", "refusal")
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
 Said = dict[str, Any]  # a message of a chat
 
 
-class Part(Strict):
+def without_nulls(value: Any) -> Any:
+    """An object without what says nothing: SDKs dump every field that a class has."""
+    if not isinstance(value, dict):
+        return value
+    return {key: each for key, each in value.items() if each is not None}
+
+
+class TextPart(Strict):
     """A part of a content: text, the caller's or the model's."""
 
     type: Literal["input_text", "output_text"]
@@ -34,21 +42,39 @@ class Part(Strict):
         Any, Field(exclude=True, description="Changes nothing: every prefix is cached.")
     ] = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_text(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("type") not in ("input_text", "output_text"):
-            raise ValueError(
-                "only text is served here, no images, files or audio; send parts of type input_text"
-            )
-        return data
+
+class RefusalPart(Strict):
+    """What another model said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The same as text, which it is here."""
+        return self.refusal
 
 
+def _as_part(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type") not in TEXTS:
+        raise ValueError(
+            "only text is served here, no images, files or audio; send parts of type input_text"
+        )
+    return without_nulls(value)
+
+
+Part = TextPart | RefusalPart
 Parts = Annotated[
-    list[Part],
+    list[Annotated[Part, Field(discriminator="type"), BeforeValidator(_as_part)]],
     Field(max_length=MAX_PARTS),
     OrText(lambda text: [{"type": "input_text", "text": text}]),
 ]
+
+
+class DirectCaller(Strict):
+    """The model itself calls, and no program of its."""
+
+    type: Literal["direct"]
 
 
 class MessageItem(Strict):
@@ -67,6 +93,7 @@ class FunctionCall(PastFunction):
 
     type: Literal["function_call"]
     call_id: CallId
+    caller: DirectCaller | None = None
     id: NotRead = None
     status: NotRead = None
 
@@ -83,8 +110,16 @@ class FunctionCallOutput(Strict):
     type: Literal["function_call_output"]
     call_id: CallId
     output: Parts
+    name: ToolName | None = None
+    caller: DirectCaller | None = None
     id: NotRead = None
     status: NotRead = None
+
+    def said(self) -> Said:
+        """The result as a chat's message."""
+        named = {} if self.name is None else {"name": self.name}
+        content = _text(self.output)
+        return {"role": "tool", "tool_call_id": self.call_id, "content": content} | named
 
 
 class ReasoningItem(Strict):
@@ -99,7 +134,8 @@ def _as_item(value: Any) -> Any:
     """A message may leave out its type; any other kind must be one of those served."""
     if not isinstance(value, dict):
         return value
-    if value.get("type") is None and "role" in value:
+    value = without_nulls(value)
+    if "type" not in value and "role" in value:
         return value | {"type": "message"}
     if value.get("type") in (None, "item_reference"):
         raise ValueError("nothing is stored here; send the item itself, with its type")
@@ -127,9 +163,7 @@ def said(items: Iterable[Item]) -> list[Said]:
         if isinstance(item, MessageItem):
             turns.append({"role": item.role, "content": _text(item.content)})
         elif isinstance(item, FunctionCallOutput):
-            turns.append(
-                {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
-            )
+            turns.append(item.said())
         elif isinstance(item, FunctionCall):
             if not _may_call(turns):
                 turns.append({"role": "assistant", "content": ""})

@@ -14,7 +14,14 @@ from loraplex.platform.api.chat import ChatRequest
 from loraplex.platform.api.chat_turns import Turned
 from loraplex.platform.api.failures import checked
 from loraplex.platform.api.requests import Sampled
-from loraplex.platform.api.responses_fields import Streaming, TextConfig, ToolChoice, Tools
+from loraplex.platform.api.responses_fields import (
+    CacheOptions,
+    Streaming,
+    TextConfig,
+    ToolChoice,
+    Tools,
+    said_choice,
+)
 from loraplex.platform.api.responses_items import Items, said
 from loraplex.platform.api.structured import Asked, StructuredOutputs, compact
 from loraplex.platform.api.unserved import Unserved
@@ -26,6 +33,10 @@ REASONS: Final = {
     "conversation": "Conversations are not kept here: send all items of it in input, and leave "
     "conversation out.",
     "background": "Nothing runs in the background here; leave background out, or stream.",
+    "background_options": "Nothing runs in the background here; leave background_options out.",
+    "moderation": "Nothing is moderated here; leave moderation out.",
+    "personality": "There are no styles to choose from: ask for one in instructions, and leave "
+    "personality out.",
     "prompt": "Prompt templates are not kept here: send the text in instructions and input, and "
     "leave prompt out.",
     "reasoning": "The base is no reasoning model; leave reasoning out.",
@@ -43,13 +54,10 @@ HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "context_management": ([],),
     "truncation": ("disabled",),
 }
-IGNORED: Final = frozenset(  # none of them changes what is answered
-    {"max_tool_calls", "prompt_cache_options", "prompt_cache_retention"}
-)
+IGNORED: Final = frozenset({"image", "prompt_cache_retention"})  # neither changes an answer
 UNSERVED: Final = Unserved(REASONS, HARMLESS, CODES, IGNORED)
 SETTLED: Final[dict[str, Any]] = {  # what every answer says of itself
     "background": False,
-    "max_tool_calls": None,
     "previous_response_id": None,
     "reasoning": {"effort": None, "summary": None},
     "service_tier": "default",
@@ -86,6 +94,9 @@ class ResponsesRequest(Sampled, Turned):
     parallel_tool_calls: Annotated[
         bool | None, Field(description="False: the answer ends with its first call.")
     ] = None
+    max_tool_calls: Annotated[
+        int | None, Field(ge=1, description="Of the server's own tools, of which there are none.")
+    ] = None
     text: TextConfig | None = None
     structured_outputs: StructuredOutputs | None = None
     include: Annotated[
@@ -109,6 +120,7 @@ class ResponsesRequest(Sampled, Turned):
         str | None,
         Field(max_length=1_024, description="Changes nothing: every prefix is cached."),
     ] = None
+    prompt_cache_options: CacheOptions | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -151,10 +163,7 @@ class ResponsesRequest(Sampled, Turned):
             asked["messages"].insert(0, {"role": "system", "content": self.instructions})
         if self.tools:
             asked["tools"] = [tool.said() for tool in self.tools]
-        asked["tool_choice"] = self.tool_choice
-        if isinstance(self.tool_choice, dict):
-            function = {"name": self.tool_choice["name"]}
-            asked["tool_choice"] = {"type": "function", "function": function}
+        asked["tool_choice"] = said_choice(self.tool_choice)
         if self.text is not None and self.text.format is not None:
             asked["response_format"] = self.text.format.said()
         if self.tells_logprobs:
@@ -172,6 +181,7 @@ class ResponsesRequest(Sampled, Turned):
         return SETTLED | {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "prompt_cache_key": self.prompt_cache_key,

@@ -104,7 +104,7 @@ class ResponseObject(Answer):
     background: Literal[False]
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: None
@@ -122,6 +122,13 @@ class ResponseObject(Answer):
     truncation: Literal["disabled"]
     user: str | None
     loraplex: Explained | None = None
+
+
+class InputTokenCount(Answer):
+    """How many tokens a response's prompt has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: Annotated[int, Field(examples=[42])]
 
 
 class ResponseEvent(Answer):

@@ -74,13 +74,17 @@ class ResponseFormat(Strict):
             )
         return self
 
+    @property
+    def wanted(self) -> Schema | None:
+        """The answer's schema, if it is JSON."""
+        if self.type == "json_object":
+            return {"type": "object"}
+        return (self.json_schema.schema_ or {}) if self.json_schema is not None else None
+
     def asked(self) -> Iterator[Asked]:
         """What this asks for, at most one."""
-        if self.type == "json_object":
-            yield "response_format", "json_schema", '{"type":"object"}'
-        elif self.json_schema is not None:
-            schema = self.json_schema.schema_ or {}
-            yield "response_format", "json_schema", compact(schema, "response_format")
+        if self.wanted is not None:
+            yield "response_format", "json_schema", compact(self.wanted, "response_format")
 
 
 class StructuredOutputs(Strict):
@@ -114,6 +118,10 @@ class Guided(Strict):
         """Each thing that the answer must match."""
         if self.response_format is not None:
             yield from self.response_format.asked()
+        yield from self.guided()
+
+    def guided(self) -> Iterator[Asked]:
+        """Each of them that a field of vLLM's asks for."""
         if self.structured_outputs is not None:
             yield from self.structured_outputs.asked()
         yield from _asked("guided_json", self.guided_json)

@@ -58,7 +58,7 @@ class CallReader:
 
     def __init__(self, names: Collection[str]) -> None:
         self._names, self._held = names, ""
-        self._inside = False  # of a block
+        self._inside, self._space = False, ""  # of a block; what stood before it
         self._arguments: _Object | None = None  # those that are coming
         self._ready: list[Piece] = []
         self.calls = 0
@@ -93,7 +93,9 @@ class CallReader:
     def _in_text(self) -> bool:
         before, tag, after = self._held.partition(OPEN)
         if tag:
-            self._say(before.rstrip())
+            text = before.rstrip()
+            self._say(text)
+            self._space = before[len(text) :]
             self._inside, self._held = True, after
             return True
         sure = self._held[: len(self._held) - overlap(self._held, OPEN)].rstrip()
@@ -129,7 +131,7 @@ class CallReader:
         """A whole block: a call, or text as it stands."""
         name, arguments = _parse(content) or ("", "")
         if name not in self._names:
-            self._say(OPEN + content + close)
+            self._say(self._space + OPEN + content + close)
             return
         self._begin(name)
         self._ready.append(Arguments(self.calls - 1, arguments))

@@ -5,17 +5,16 @@ file refuses to know templates and tokens.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from loraplex.engine.protocol import Guide
+from loraplex.platform.api.call_grammar import calls_or_json, calls_or_text, only_calls
 from loraplex.platform.api.strict import Strict
 from loraplex.platform.api.structured import checked, compact
 from loraplex.platform.errors import BadRequest
-from loraplex.platform.hermes import CLOSE, OPEN
 
 MAX_TOOLS: Final = 128
 MAX_TOOLS_CHARS: Final = 65_536
@@ -61,40 +60,57 @@ class Tool(Strict):
 
 
 @dataclass(frozen=True)
-class OneTool:
-    """A `tool_choice` that forces the function of this name."""
+class Chosen:
+    """A `tool_choice` by names: no other tools are called, and one of these if it `must` be.
 
-    name: str
+    `once` means that the answer ends with its first call.
+    """
+
+    names: frozenset[str]
+    must: bool
+    once: bool = False
 
 
 def _as_choice(value: Any) -> Any:
     match value:
         case None | "none" | "auto" | "required":
             return value
-        case {"type": "function", "function": {"name": str(name)}}:
-            return OneTool(name)
+        case {"type": "function"}:
+            return Chosen(frozenset([_as_name(value)]), must=True, once=True)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_, *_] as tools}}:
+            if mode in ("auto", "required"):
+                return Chosen(frozenset(map(_as_name, tools)), must=mode == "required")
     raise ValueError(
-        'it is "none", "auto", "required" or {"type": "function", "function": {"name": a name}}'
+        'it is "none", "auto", "required", {"type": "function", "function": {"name": a name}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": at '
+        "least one function, each as above}}"
     )
 
 
+def _as_name(value: Any) -> str:
+    match value:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    raise ValueError('a function is chosen by {"type": "function", "function": {"name": a name}}')
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
 _WORDS = {"type": "string", "enum": ["none", "auto", "required"]}
-_FUNCTION = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}},
-            "required": ["name"],
-        },
-    },
-    "required": ["type", "function"],
-}
+_FUNCTION = _object(type={"const": "function"}, function=_object(name={"type": "string"}))
+_ALLOWED = _object(
+    type={"const": "allowed_tools"},
+    allowed_tools=_object(
+        mode={"type": "string", "enum": ["auto", "required"]},
+        tools={"type": "array", "items": _FUNCTION, "minItems": 1},
+    ),
+)
 ToolChoice = Annotated[
     Any,
     BeforeValidator(_as_choice),
-    WithJsonSchema({"anyOf": [_WORDS, _FUNCTION, {"type": "null"}]}),
+    WithJsonSchema({"anyOf": [_WORDS, _FUNCTION, _ALLOWED, {"type": "null"}]}),
 ]
 
 
@@ -152,56 +168,62 @@ class Tooled(Strict):
     @field_validator("tool_choice")
     @classmethod
     def _choose_among_tools(cls, choice: Any, info: ValidationInfo) -> Any:
-        names = [tool.function.name for tool in info.data.get("tools") or ()]
+        names = {tool.function.name for tool in info.data.get("tools") or ()}
         if choice == "required" and not names:
             raise ValueError("there are no tools to choose from")
-        if isinstance(choice, OneTool) and choice.name not in names:
-            raise ValueError("it names none of the tools")
+        if isinstance(choice, Chosen) and (unknown := sorted(choice.names - names)):
+            raise ValueError(f"{unknown[0][:64]!r} is none of the tools")
         return choice
 
     @property
-    def callable_tools(self) -> list[Tool]:
+    def told_tools(self) -> list[Tool]:
         """The tools that the model is told of: all of them, or none."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
+    def callable_tools(self) -> list[Tool]:
+        """Those of them that the answer may call."""
+        choice = self.tool_choice
+        if not isinstance(choice, Chosen):
+            return self.told_tools
+        return [tool for tool in self.told_tools if tool.function.name in choice.names]
+
+    @property
     def one_call(self) -> bool:
         """Whether the answer ends with its first call."""
-        return self.parallel_tool_calls is False or isinstance(self.tool_choice, OneTool)
+        once = isinstance(self.tool_choice, Chosen) and self.tool_choice.once
+        return once or self.parallel_tool_calls is False
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has a call."""
+        choice = self.tool_choice
+        return choice.must if isinstance(choice, Chosen) else choice == "required"
 
 
 def told(body: Tooled) -> list[dict[str, Any]]:
     """The tools as the model is told of them; raises `BadRequest` where they are too long."""
-    tools = [tool.told() for tool in body.callable_tools]
+    tools = [tool.told() for tool in body.told_tools]
     if len(compact(tools, "tools")) > MAX_TOOLS_CHARS:
         raise BadRequest(f"The tools are longer than {MAX_TOOLS_CHARS} characters.", param="tools")
     return tools
 
 
-def forced(body: Tooled) -> Guide | None:
-    """The form of an answer that must call: one or more calls, each with its function's schema.
+def held(body: Tooled, schema: dict[str, Any] | None) -> Guide | None:
+    """The form of an answer that is not free to call any tools; None if it is, or may call none.
 
-    Raises `BadRequest` where llguidance cannot follow a schema. Takes milliseconds: for a thread.
+    Calls have their functions' schemas. `schema` is that of an answer without a call, if it has
+    one. Raises `BadRequest` where llguidance cannot follow them. Takes milliseconds: for a thread.
     """
-    choice = body.tool_choice
-    functions = [tool.function for tool in body.tools or ()]
-    if isinstance(choice, OneTool):
-        functions = [function for function in functions if function.name == choice.name]
-    elif choice != "required":
+    functions = [tool.function for tool in body.callable_tools]
+    is_free = schema is None and len(functions) == len(body.told_tools)
+    if not functions or (is_free and not body.must_call):
         return None
-    return checked(Guide("grammar", _calls(functions, one=body.one_call)), "tools")
-
-
-def _calls(functions: Sequence[Function], *, one: bool) -> str:
-    """A Lark grammar of calls in their tags, as `hermes.py` writes them."""
-    more = "" if one else ' ("\\n" call)*'
-    bodies = " | ".join(f"f{i}" for i in range(len(functions)))
-    lines = [
-        f"start: call{more}",
-        f"call: {json.dumps(OPEN + chr(10))} ({bodies}) {json.dumps(chr(10) + CLOSE)}",
-    ]
-    for i, function in enumerate(functions):
-        head = json.dumps(f'{{"name": "{function.name}", "arguments": ')
-        schema = {"type": "object"} | (function.parameters or NO_PARAMETERS)
-        lines.append(f'f{i}: {head} %json {compact(schema, "tools")} "}}"')
-    return "\n".join(lines)
+    schemas = {each.name: each.parameters or NO_PARAMETERS for each in functions}
+    if body.must_call:
+        grammar = only_calls(schemas, one=body.one_call)
+    elif schema is not None:
+        grammar = calls_or_json(schemas, schema, one=body.one_call)
+    else:
+        grammar = calls_or_text(schemas, one=body.one_call)
+    return checked(Guide("grammar", grammar), "tools")

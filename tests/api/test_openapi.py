@@ -176,6 +176,7 @@ BODIES = {
         "/v1/chat/completions": examples.CHATS,
         "/v1/completions": examples.COMPLETIONS,
         "/v1/responses": examples.RESPONSES,
+        "/v1/responses/input_tokens": examples.INPUTS,
         "/v1/messages": examples.MESSAGES,
         "/v1/messages/count_tokens": examples.COUNTS,
     }.items()
@@ -186,7 +187,7 @@ BODIES = {
 @pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES.keys())
 async def test_examples_work_and_answers_are_of_their_schemas(world, document, path, body):
     await world.add_adapter("acme", "support")
-    explained = {} if "count" in path else {"loraplex": True}
+    explained = {} if "tokens" in path else {"loraplex": True}
     told = document["paths"][path]["post"]["responses"]["200"]
     async with world.client() as client:
         for more in ({}, explained):

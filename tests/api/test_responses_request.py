@@ -57,6 +57,22 @@ ITEMS = [
         ],
         [HELLO, {"role": "assistant", "content": "Wait.", "tool_calls": [PAST]}, ANSWERED, HELLO],
     ),
+    (
+        [HELLO, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, HELLO],
+        [HELLO, {"role": "assistant", "content": "No."}, HELLO],
+    ),
+    (
+        [
+            HELLO | {"id": None, "status": None, "phase": None},
+            CALL | {"caller": {"type": "direct"}},
+            RESULT | {"caller": {"type": "direct"}, "name": "weather"},
+        ],
+        [HELLO, {"role": "assistant", "tool_calls": [PAST]}, ANSWERED | {"name": "weather"}],
+    ),
+    (
+        [HELLO, CALL | dict.fromkeys(["async", "async_", "caller", "namespace", "more"]), RESULT],
+        [HELLO, {"role": "assistant", "tool_calls": [PAST]}, ANSWERED],
+    ),
 ]
 
 
@@ -95,6 +111,35 @@ async def test_the_choice_of_tools(world, choice, kind, calls):
     assert body["tools"] == [WEATHER | {"strict": True, "description": None}]
 
 
+NOW = {"type": "function", "name": "now", "parameters": None}
+
+
+def allowing(mode, *names):
+    tools = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": mode, "tools": tools}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_allowed_tools_are_called_and_all_are_told(world, mode):
+    calls = call_text("now", {}), call_text("weather", {"city": "Rome"})
+    world.engine.tokens = list("\n".join(calls).encode())
+    await ask(world, tools=[WEATHER, NOW])
+    free = prompt_of(world)
+    choice = allowing(mode, "weather")
+    body = (await ask(world, tools=[WEATHER, NOW], tool_choice=choice)).json()
+    called = [item["name"] for item in body["output"] if item["type"] == "function_call"]
+    assert (called, body["tool_choice"]) == (["weather"], choice)
+    assert len(body["tools"]) == 2
+    assert prompt_of(world) == free
+    weather = {"name": "weather", "parameters": PARAMETERS}
+    wrapped = [{"type": "function", "function": each} for each in (weather, {"name": "now"})]
+    named = [{"type": "function", "function": {"name": "weather"}}]
+    same = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    await ask(world, CHAT, messages=[HELLO], tools=wrapped, tool_choice=same)
+    ours, chats = (request.sampling.guide for request in world.engine.requests[-2:])
+    assert ours == chats
+
+
 async def test_one_call_alone(world):
     world.engine.tokens = list((call_text("weather", {}) * 2).encode())
     body = (await ask(world, tools=[WEATHER], parallel_tool_calls=False)).json()
@@ -116,8 +161,20 @@ async def test_the_form_of_the_text(world, form, text):
     assert body["text"]["format"] | form == body["text"]["format"]
 
 
+async def test_beside_tools_the_text_has_its_form(world):
+    world.engine.tokens = list(b'{"city": "Rome"}')
+    fields = {"tools": [WEATHER], "text": {"format": PLACE}}
+    body = (await ask(world, **fields)).json()
+    assert body["output"][0]["content"][0]["text"] == '{"city": "Rome"}'
+    assert world.engine.requests[-1].sampling.guide.kind == "grammar"
+    assert (await ask(world, tool_choice="none", **fields)).status_code == 200
+    assert world.engine.requests[-1].sampling.guide.kind == "json_schema"
+
+
 async def test_fields_that_change_nothing(world):
+    tool = {"allowed_callers": ["direct"], "defer_loading": False, "async": False}
     harmless = {
+        "tools": [WEATHER | tool | {"output_schema": None, "async_": None}],
         "store": True,
         "background": False,
         "truncation": "disabled",
@@ -125,6 +182,8 @@ async def test_fields_that_change_nothing(world):
         "reasoning": {"effort": "none", "summary": None},
         "context_management": [],
         "max_tool_calls": 3,
+        "image": {"context_compression": "auto"},
+        "prompt_cache_options": {"mode": "explicit", "ttl": "12h", "prewarm": False},
         "prompt_cache_key": "k",
         "prompt_cache_retention": "24h",
         "safety_identifier": "s",
@@ -137,6 +196,8 @@ async def test_fields_that_change_nothing(world):
     body = (await ask(world, **harmless)).json()
     told = (body["prompt_cache_key"], body["safety_identifier"], body["service_tier"])
     assert told == ("k", "s", "default")
+    assert body["max_tool_calls"] == 3
+    assert body["tools"] == [WEATHER | {"description": None, "strict": None}]
 
 
 IMAGE = {"type": "input_image", "image_url": "data:,", "detail": "auto"}
@@ -147,6 +208,11 @@ UNSERVED = [
     ({"conversation": "conv_1"}, "conversation", "send all items"),
     ({"background": True}, "background", "leave background out"),
     ({"background": 0}, "background", "leave background out"),
+    ({"background_options": {}}, "background_options", "leave background_options out"),
+    ({"moderation": {"model": "m"}}, "moderation", "leave moderation out"),
+    ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", "False"),
+    ({"prompt_cache_options": {"comparison_response_id": "resp_1"}}, None, "Unrecognized"),
+    ({"max_tool_calls": 0}, "max_tool_calls", "1"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "instructions and input"),
     ({"reasoning": {"effort": "high"}}, "reasoning", "leave reasoning out"),
     ({"truncation": "auto"}, "truncation", "send fewer items"),
@@ -156,12 +222,31 @@ UNSERVED = [
     ({"service_tier": "flex"}, "service_tier", "'auto' or 'default'"),
     ({"tools": [{"type": "web_search"}]}, "tools.0", "runs no tools"),
     ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools.0", "runs no tools"),
+    ({"tools": [WEATHER | {"defer_loading": True}]}, "tools.0.defer_loading", "False"),
+    ({"tools": [WEATHER | {"allowed_callers": ["programmatic"]}]}, None, "direct"),
     ({"tools": [WEATHER, WEATHER]}, "tools", "one name"),
     ({"tools": [WEATHER | {"name": "no spaces"}]}, "tools.0.name", "match"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "a name"),
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "none of the tools"),
-    ({"tools": [WEATHER], "text": {"format": PLACE}}, "text.format", "text.format"),
+    (
+        {"tools": [WEATHER], "tool_choice": allowing("auto", "weather", "x")},
+        "tool_choice",
+        "'x' is none of the tools",
+    ),
+    ({"tools": [WEATHER], "tool_choice": allowing("auto")}, "tool_choice", "at least one"),
+    ({"tools": [WEATHER], "tool_choice": allowing("none", "weather")}, "tool_choice", '"auto" or'),
+    ({"tool_choice": allowing("auto", "weather")}, "tool_choice", "none of the tools"),
+    (
+        {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}},
+        "tool_choice",
+        "a name",
+    ),
+    (
+        {"tools": [WEATHER], "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "may call tools",
+    ),
     ({"tools": [WEATHER], "include": LOGPROBS}, "include", "text alone"),
     ({"text": {"format": PLACE | {"schema": {"type": "x"}}}}, "text.format", "text.format"),
     ({"text": {"verbosity": "low"}}, "text.verbosity", "medium"),
@@ -179,6 +264,10 @@ UNSERVED = [
     ({"input": [{"type": ["message"]}]}, "input.0", "function_call_output"),
     ({"input": [HELLO | {"content": [IMAGE]}]}, "input.0.message.content.0", "only text"),
     ({"input": [RESULT | {"output": [IMAGE]}]}, None, "only text"),
+    ({"input": [CALL | {"caller": {"type": "program", "caller_id": "a"}}]}, None, "direct"),
+    ({"input": [CALL | {"namespace": "a"}]}, None, "Unrecognized"),
+    ({"input": [HELLO | {"content": [{"type": "refusal", "text": "a"}]}]}, None, "refusal"),
+    ({"input": [HELLO | {"content": None}]}, None, "content"),
     ({"input": [CALL | {"arguments": "no JSON"}]}, None, "JSON object"),
     ({"n": 2}, "n", "Unrecognized"),
 ]

@@ -3,6 +3,9 @@
 import openai
 import pydantic
 import pytest
+from openai.types.responses import Response as ResponseObject
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from loraplex.platform.hermes import call_text
 
@@ -82,6 +85,58 @@ async def test_a_conversation_with_calls_goes_on(world, streamed):
     assert prompt.startswith(f"user:Hello\nassistant:Wait.\n{made}")
     assert "sunny" in prompt
     assert prompt.endswith("\nuser:and now?\nassistant:")
+
+
+DUMPS = [
+    lambda item: item.model_dump(),
+    lambda item: item.model_dump(mode="json", by_alias=True),
+    lambda item: item.to_dict(),
+]
+
+
+@pytest.mark.parametrize("dump", DUMPS)
+async def test_items_are_sent_back_as_the_sdk_dumps_them(world, dump):
+    world.engine.tokens = list(("Wait. " + call_text("weather", {"city": "Rome"})).encode())
+    asked = {"model": "tiny-base", "tools": [WEATHER]}
+    async with world.sdk(_strict_response_validation=True) as client:
+        first = await client.responses.create(input="Hello", **asked)
+        result = {"type": "function_call_output", "call_id": first.output[1].call_id}
+        again = [*map(dump, first.output), result | {"output": "sunny"}, TURN]
+        tools = [dump(tool) for tool in first.tools]
+        second = await client.responses.create(model="tiny-base", input=again, tools=tools)
+        kept = {"tools": tools, "tool_choice": first.tool_choice, "truncation": first.truncation}
+        await client.responses.input_tokens.count(model="tiny-base", input=again, **kept)
+    assert second.tools == first.tools
+
+
+STREAMED = TypeAdapter(ResponseStreamEvent)
+ALLOWED = {
+    "type": "allowed_tools",
+    "mode": "auto",
+    "tools": [{"type": "function", "name": "weather"}],
+}
+ANSWERS = {
+    "text and a call": {"tools": [WEATHER]},
+    "an allowed call": {"tools": [WEATHER], "tool_choice": ALLOWED},
+    "a cut": {"tools": [WEATHER], "max_output_tokens": 20},
+    "log-probabilities": {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
+    "a form": {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}},
+    "settings": {"metadata": {"a": "b"}, "user": "u", "max_tool_calls": 1, "instructions": "x"},
+}
+
+
+@pytest.mark.parametrize("fields", ANSWERS.values(), ids=ANSWERS.keys())
+async def test_answers_are_of_the_sdks_types(world, fields):
+    world.engine.tokens = list(("Wait. " + call_text("weather", {"city": "Rome"})).encode())
+    body = {"model": "tiny-base", "input": "Hello"} | fields
+    async with world.client() as client:
+        whole = await client.post("/v1/responses", json=body)
+        streamed = await client.post("/v1/responses", json=body | {"stream": True})
+    ResponseObject.model_validate(whole.json())
+    data = [line for line in streamed.text.splitlines() if line.startswith("data: ")]
+    assert len(data) > 8
+    for line in data:
+        STREAMED.validate_json(line.removeprefix("data: "))
 
 
 async def test_answers_and_calls_are_parsed_into_models(world):

@@ -153,6 +153,90 @@ async def test_a_forced_call_is_held_to_its_schema(world, choice, parallel, good
     assert {text for text in every if accepts(guide, text)} == {*good}
 
 
+def allowing(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+ALLOWED = [
+    ("auto", ["weather"], ["", "Hello", CALL, f"See: {CALL}", f"{CALL}\n{CALL}"]),
+    ("required", ["weather"], [CALL, f"{CALL}\n{CALL}"]),
+    ("auto", ["now", "now"], ["", "Hello", call_text("now", {})]),
+]
+SAYINGS = {*NEVER, *(text for *_, texts in ALLOWED for text in texts), "<tool_call>", f"{CALL} Bye"}
+
+
+@pytest.mark.parametrize(("mode", "names", "good"), ALLOWED)
+async def test_only_allowed_tools_are_called_and_all_are_told(world, mode, names, good):
+    await ask(world)
+    expected = prompt(world)
+    assert (await ask(world, tool_choice=allowing(mode, *names))).status_code == 200
+    assert prompt(world) == expected
+    guide = world.engine.requests[-1].sampling.guide
+    assert {text for text in SAYINGS if accepts(guide, text)} == {*good}
+
+
+async def test_an_allowed_call_comes_back_and_no_other(world):
+    world.engine.tokens = list(f"See:\n{call_text('now', {})}\n{CALL}".encode())
+    got = message(await ask(world, tool_choice=allowing("auto", "now")))
+    assert [call["function"]["name"] for call in got["tool_calls"]] == ["now"]
+    choice = allowing("auto", "weather", "now")
+    got = message(await ask(world, tool_choice=choice, parallel_tool_calls=False))
+    assert [call["function"]["name"] for call in got["tool_calls"]] == ["now"]
+    assert world.engine.requests[-1].sampling.guide is None  # all are allowed, as without a choice
+    await ask(world, tool_choice=allowing("auto", "weather"), parallel_tool_calls=False)
+    assert not accepts(world.engine.requests[-1].sampling.guide, f"{CALL}\n{CALL}")
+
+
+FORM = {
+    "type": "json_schema",
+    "json_schema": {"name": "place", "schema": CITY | {"x-guidance": {"item_separator": ";"}}},
+}
+ROME = '{"city": "Rome"}'
+BESIDE = [
+    ({}, FORM, [CALL, ROME]),
+    ({}, {"type": "json_object"}, [CALL, ROME, '{"a": 5}']),
+    ({}, {"type": "json_schema", "json_schema": {"name": "any"}}, [CALL, ROME, '{"a": 5}', "5"]),
+    ({"tool_choice": allowing("auto", "now")}, FORM, [ROME]),
+    ({"tool_choice": "required"}, FORM, [CALL]),
+    ({"parallel_tool_calls": False}, FORM, [CALL, ROME]),
+]
+ENDLESS = ROME.replace(" ", "  "), CALL.replace('": "', '":  "')
+
+
+@pytest.mark.parametrize(("fields", "form", "good"), BESIDE)
+async def test_an_answer_is_calls_or_has_its_form(world, fields, form, good):
+    world.engine.tokens = list(ROME.encode())
+    got = message(await ask(world, response_format=form, **fields))
+    assert got["content"] == ROME
+    guide = world.engine.requests[-1].sampling.guide
+    texts = {*SAYINGS, ROME, '{"a": 5}', "5", *ENDLESS} - {f"{CALL}\n{CALL}", call_text("now", {})}
+    assert {text for text in texts if accepts(guide, text)} == {*good}
+    twice = accepts(guide, f"{CALL}\n{CALL}")
+    assert twice == (CALL in good and "parallel_tool_calls" not in fields)
+
+
+BAD_CHOICES = [
+    (allowing("auto", "weather", "nobody"), "'nobody' is none of the tools"),
+    (allowing("auto"), "at least one function"),
+    (allowing("none", "now"), '"auto" or "required"'),
+    (allowing("auto", "x" * 5_000), "none of the tools"),
+    (allowing(["auto"], "now"), '"auto" or "required"'),
+    ({"type": "allowed_tools", "mode": "auto", "tools": [NOW]}, "allowed_tools"),
+    ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["now"]}}, "a name"),
+    ({"type": "function", "name": "now"}, "a name"),
+]
+
+
+@pytest.mark.parametrize(("choice", "told"), BAD_CHOICES)
+async def test_a_choice_that_chooses_nothing_is_refused(world, choice, told):
+    answer = await ask(world, tool_choice=choice)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "tool_choice")
+    assert told in error["message"]
+    assert len(error["message"]) < 500
+
+
 async def test_a_schema_that_cannot_be_followed_is_refused_where_it_is_forced(world):
     odd = {"type": "function", "function": {"name": "odd", "parameters": {"not": {}}}}
     answer = await ask(world, tools=[odd], tool_choice="required")

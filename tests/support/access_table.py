@@ -38,6 +38,7 @@ TABLE: dict[tuple[str, str], Row] = {
     ("GET", "/metrics"): to(OPERATOR),
     ("POST", "/v1/chat/completions"): to(INFER, body=CHAT),
     ("POST", "/v1/responses"): to(INFER, body={"model": "victim", "input": "a"}),
+    ("POST", "/v1/responses/input_tokens"): to(INFER, body={"model": "victim", "input": "a"}),
     ("POST", "/v1/completions"): to(INFER, body={"model": "victim", "prompt": "a"}),
     ("POST", "/v1/messages"): to(INFER, body=MESSAGE),
     ("POST", "/v1/messages/count_tokens"): to(INFER, body=CHAT),
