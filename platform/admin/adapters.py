@@ -24,7 +24,7 @@ from loraplex.platform.admin.examples import curl_for
 from loraplex.platform.admin.route import PageRoute
 from loraplex.platform.admin.shell import go, page, pager, shell
 from loraplex.platform.admin.visit import PATH, Visit, Visiting, Writing
-from loraplex.platform.admin.whose import actor_names, tenant_names
+from loraplex.platform.admin.whose import actor_names, tenant_filter, tenant_names
 from loraplex.platform.api import adapters as api
 from loraplex.platform.api import aliases as alias_api
 from loraplex.platform.api import versions as version_api
@@ -67,6 +67,7 @@ async def show_adapters(
     whose = visit.tenant_id or tenant_id or None
     async with ctx.db.read(visit.tenant_id) as session:
         found = await find_adapters(session, whose, query, after or None, resident(ctx))
+        tenants = await tenant_filter(session, visit, tenant_id)
     there = f"{PATH}/adapters?{urlencode({'query': query, 'tenant_id': tenant_id})}"
     part = "hx-request" in request.headers
     context = (AdapterRows if part else AdaptersPage)(
@@ -76,7 +77,7 @@ async def show_adapters(
         pager=pager(there, after, found.following),
         upload=f"{PATH}/upload?tenant_id={tenant_id}" if visit.can_write else None,
         list=f"{PATH}/adapters",
-        tenant_id=tenant_id or None,
+        tenants=tenants,
     )
     return page(context)
 

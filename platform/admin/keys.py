@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from loraplex.platform.admin.examples import curl_for
 from loraplex.platform.admin.route import PageRoute
-from loraplex.platform.admin.shell import go, page, pager, shell
+from loraplex.platform.admin.shell import by_field, go, page, pager, shell
 from loraplex.platform.admin.visit import PATH, Visit, Writing
 from loraplex.platform.admin.whose import chosen_tenant, tenant_choices
 from loraplex.platform.api import keys as api
@@ -84,7 +84,14 @@ async def create(
             adapters=adapters,
             days=days,
             scopes=tuple(Choice(k, v, k in scopes) for k, v in SCOPES.items()),
-            error=error.message,
+            wrong=by_field(
+                error,
+                name="name",
+                adapters="adapters",
+                scopes="scopes",
+                days="days",
+                expires_at="days",
+            ),
         )
         return page(context)
     return page(await _made(request, ctx, visit, made, tenant_id))
@@ -124,6 +131,8 @@ async def _body(
     days: str,
     scopes: list[str],
 ) -> KeyIn:
+    if not scopes:
+        raise BadRequest("Tick at least one thing that it may do.", param="scopes")
     async with ctx.db.read(visit.tenant_id) as session:
         tenant = await chosen_tenant(session, visit, tenant_id)
     names = [each.strip() for each in adapters.split(",") if each.strip()]

@@ -3,7 +3,9 @@
 Knows names and numbers; refuses to know where they are counted.
 """
 
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Final
 
 from loraplex.platform.api.quota_schemas import QuotaOut
@@ -18,15 +20,19 @@ FIELDS: Final[Mapping[str, tuple[str, str]]] = {
     "max_concurrency": ("Requests at once", ""),
     "tokens_per_day": ("Tokens a day", "A UTC day."),
     "tokens_per_month": ("Tokens a month", "A UTC month."),
-    "storage_bytes": ("Stored bytes", "Of its adapters' images; each counts once."),
+    "storage_bytes": ("Stored bytes", "Such as 5 GiB. Of its adapters' images; each counts once."),
     "max_adapters": ("Adapters", ""),
-    "resident_bytes": ("Bytes in memory", "Of its adapters' images in the engine."),
+    "resident_bytes": (
+        "Bytes in memory",
+        "Such as 5 GiB. Its adapters' images in the engine.",
+    ),
     "weight": ("Weight", "Where tenants share the engine, 2 gets twice what 1 gets."),
     "max_running": ("Sequences at once", "In the engine's batch; the others wait."),
     "kv_share": ("Share of the KV cache", "From 0 to 1; 1 is all of it."),
 }
 FRACTIONS: Final = frozenset({"weight", "kv_share"})
 REQUIRED: Final = FRACTIONS
+BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def numbers_of(
@@ -39,14 +45,26 @@ def numbers_of(
         text = given.get(name, "").replace(",", "").replace(" ", "")
         try:
             if text:
-                numbers[name] = float(text) if name in FRACTIONS else int(text)
+                numbers[name] = _number(name, text)
             elif name in REQUIRED:
                 wrong[name] = "A number is needed, such as 1."
             else:
                 numbers[name] = None
         except ValueError:
-            wrong[name] = "A number is needed, or nothing for no limit."
+            such = ", such as 5 GiB" if name.endswith("_bytes") else ""
+            wrong[name] = f"A number is needed{such}, or nothing for no limit."
     return numbers, wrong
+
+
+def _number(name: str, text: str) -> int | float:
+    """What was meant; raises `ValueError`."""
+    if name in FRACTIONS:
+        return float(text)
+    if name.endswith("_bytes") and (told := BYTES.fullmatch(text)):
+        number, unit, binary = told.groups()
+        power = " kmgt".index(unit.lower() or " ")
+        return int(Decimal(number) * (1024 if binary else 1000) ** power)
+    return int(text)
 
 
 def limit_fields(

@@ -64,7 +64,7 @@ async def _shown(kind: type[Overview], request: Request, ctx: Context, visit: Vi
         memory_total=total,
         memory_free=free,
         adapters=adapters,
-        first_steps=visit.can_write and requests == 0,
+        first_steps=visit.can_write and requests == 0 and await _is_new(ctx, visit),
     )
 
 
@@ -142,6 +142,12 @@ async def _today(ctx: Context, visit: Visit) -> tuple[int, int]:
         found = await session.execute(statement.where(UsageRecord.day == utc_now().date()))
         requests, total = found.one()
     return requests, int(total or 0)
+
+
+async def _is_new(ctx: Context, visit: Visit) -> bool:
+    """Whether nobody has asked anything yet."""
+    async with ctx.db.read(visit.tenant_id) as session:
+        return await session.scalar(select(UsageRecord.day).limit(1)) is None
 
 
 async def _count_adapters(ctx: Context, visit: Visit) -> int:

@@ -14,11 +14,12 @@ from starlette.responses import Response
 from loraplex.platform.admin.route import PageRoute
 from loraplex.platform.admin.shell import page, pager, shell
 from loraplex.platform.admin.visit import PATH, Visit, Visiting, Writing
-from loraplex.platform.admin.whose import actor_names, tenant_names
+from loraplex.platform.admin.whose import actor_names, tenant_filter, tenant_names
 from loraplex.platform.api import audit as audit_api
 from loraplex.platform.api.context import Context, Ctx
 from loraplex.platform.api.usage_schemas import UsageOut, as_csv
 from loraplex.platform.audit import list_entries
+from loraplex.platform.db.models import AuditEntry
 from loraplex.platform.db.types import utc_now
 from loraplex.platform.errors import NotFound
 from loraplex.platform.usage import Grouping, UsageTotal, totals
@@ -63,6 +64,7 @@ async def show_usage(
         daily = await _daily(session, whose, first, last) if form != "csv" else ()
         names = await tenant_names(session, (each.tenant_id for each in found))
         keys = await actor_names(session, (each.key_id for each in found if each.key_id))
+        tenants = await tenant_filter(session, visit, tenant_id)
     if form == "csv":
         body = as_csv([UsageOut.of(total) for total in found])
         headers = {"content-disposition": 'attachment; filename="usage.csv"'}
@@ -76,11 +78,11 @@ async def show_usage(
         groups=tuple(Choice(k, v.lower(), k in group_by) for k, v in HEADINGS.items()),
         headings=tuple(HEADINGS[each] for each in group_by),
         rows=tuple(_row(each, group_by, names, keys) for each in found[:SHOWN]),
-        total=_sum(found),
+        total=_sum(found, len(group_by)),
         days=daily,
         spans=tuple(_spans(first, last, kept)),
         csv=f"{PATH}/usage?{link}",
-        tenant_id=tenant_id or None,
+        tenants=tenants,
     )
     return page(context)
 
@@ -152,9 +154,9 @@ def _row(
     )
 
 
-def _sum(found: list[UsageTotal]) -> UsageRow:
+def _sum(found: list[UsageTotal], groups: int) -> UsageRow:
     return UsageRow(
-        (),
+        ("All", *[""] * (groups - 1)),
         sum(each.requests for each in found),
         sum(each.prompt_tokens for each in found),
         sum(each.completion_tokens for each in found),
@@ -201,7 +203,7 @@ async def show_audit(
                 target=names.get(entry.target) or who[entry.target],
                 same=f"{PATH}/audit?{urlencode({'target': entry.target})}",
                 details=_told(entry.details),
-                tenant=names.get(entry.tenant_id) if visit.tenant_id is None else None,
+                tenant=_owner(visit, entry, names),
             )
             for entry in entries
         ),
@@ -209,6 +211,12 @@ async def show_audit(
         csv=f"{PATH}/audit?{urlencode(asked | {'format': 'csv'})}",
     )
     return page(context)
+
+
+def _owner(visit: Visit, entry: AuditEntry, names: dict[str | None, str]) -> str | None:
+    """Whose the target is, told to an operator unless it is the tenant itself."""
+    told = visit.tenant_id is None and entry.target != entry.tenant_id
+    return names.get(entry.tenant_id) if told else None
 
 
 async def _audit_csv(ctx: Context, visit: Visit, action: str, target: str) -> Response:

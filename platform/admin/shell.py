@@ -88,6 +88,15 @@ def go(path: str, done: str | None = None) -> RedirectResponse:
     return RedirectResponse(f"{told}{hash_mark}{place}", status_code=303)
 
 
+def by_field(error: ApiError, **fields: str) -> dict[str, str]:
+    """What is wrong with a form, under the field whose parameter it is, else under none: "".
+
+    `fields` has the form's name of each parameter.
+    """
+    parameter = (error.param or "").partition(".")[0]
+    return {fields.get(parameter, ""): error.message}
+
+
 def error_page(request: Request, visit: Visit, error: ApiError) -> Response:
     """An error where a page was asked for."""
     titles = {403: "Not for your role", 404: "Not here", 503: "Not now"}

@@ -70,7 +70,7 @@ async def sign_out(ctx: Ctx, visit: Visiting) -> Response:
 @router.get("/password")
 async def show_password(visit: Visiting) -> Response:
     """The form for a new password."""
-    return page(_password(visit.signed.user.name))
+    return page(_password(visit.signed.user))
 
 
 @router.post("/password")
@@ -78,11 +78,11 @@ async def choose_password(ctx: Ctx, visit: Visiting, password: Secret, again: Se
     """Set a password; other sessions of the user end."""
     user = visit.signed.user
     if password != again:
-        return page(_password(user.name, "The two are not the same."))
+        return page(_password(user, "The two are not the same."))
     try:
         hashed = await hash_password(password)
     except ApiError as error:
-        return page(_password(user.name, error.message))
+        return page(_password(user, error.message))
     async with ctx.db.session(None) as session:
         await set_password(session, user.id, hashed, actor=visit.actor)
         await close_others(session, user.id, visit.signed.digest)
@@ -112,5 +112,6 @@ def _refused(name: str, onward: str, error: str) -> Response:
     return page(SignIn(version("loraplex"), name, error, onward=_ours(onward)))
 
 
-def _password(name: str, error: str | None = None) -> SetPassword:
-    return SetPassword(version("loraplex"), name, SHORTEST, LONGEST, error)
+def _password(user: User, error: str | None = None) -> SetPassword:
+    changes = user.password is not None
+    return SetPassword(version("loraplex"), user.name, SHORTEST, LONGEST, changes, error)

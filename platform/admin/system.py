@@ -3,6 +3,7 @@
 Knows parts and settings; refuses to show a secret.
 """
 
+import json
 from collections.abc import Iterator
 
 from fastapi import APIRouter, Request
@@ -70,5 +71,10 @@ def settings_shown(settings: Settings) -> Iterator[tuple[str, str, str]]:
     redact = Redactor(*settings.given_secrets)
     for name, value in settings.model_dump(mode="json").items():
         meaning = Settings.model_fields[name].description or ""
-        shown = "–" if value in (None, "", {}) else redact(str(value))
+        shown = "–" if value in (None, "", {}, []) else redact(_as_set(value))
         yield f"LORAPLEX_{name.upper()}", shown, meaning
+
+
+def _as_set(value: object) -> str:
+    """A setting's value as its variable has it."""
+    return value if isinstance(value, str) else json.dumps(value)

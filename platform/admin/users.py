@@ -11,7 +11,7 @@ from sqlalchemy import select
 from starlette.responses import Response
 
 from loraplex.platform.admin.route import PageRoute
-from loraplex.platform.admin.shell import go, page, pager, shell
+from loraplex.platform.admin.shell import by_field, go, page, pager, shell
 from loraplex.platform.admin.visit import PATH, Visit, Writing
 from loraplex.platform.admin.whose import tenant_names
 from loraplex.platform.api import users as api
@@ -55,8 +55,13 @@ async def create(
         body = UserIn(name=name.strip(), role=role, tenant_id=whose)
         made = await api.create(visit.principal, visit.actor, ctx, body)
     except ApiError as error:
+        context = await _list(request, ctx, visit, "")
         context = replace(
-            await _list(request, ctx, visit, ""), name=name, tenant=tenant, error=error.message
+            context,
+            name=name,
+            tenant=tenant,
+            roles=tuple(replace(each, chosen=each.value == role) for each in context.roles),
+            wrong=by_field(error, name="name", role="role", tenant="tenant"),
         )
         return page(context)
     return await _invited(request, ctx, visit, made.id)
@@ -110,6 +115,7 @@ async def _list(request: Request, ctx: Context, visit: Visit, after: str) -> Use
         shell=shell(request, visit, "Users"),
         rows=tuple(_row(user, names.get(user.tenant_id), visit) for user in found.items),
         roles=tuple(Choice(role, ROLE_WORDS[role], role == "viewer") for role in roles),
+        url=f"{str(request.base_url).rstrip('/')}{PATH}",
         act=f"{PATH}/users",
         pager=pager(f"{PATH}/users", after, found.items[-1].id if found.has_more else None),
     )

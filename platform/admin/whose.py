@@ -47,6 +47,14 @@ async def tenant_choices(
     return tuple(Choice(each, name, each == here) for each, name in rows.all())
 
 
+async def tenant_filter(session: AsyncSession, visit: Visit, tenant_id: str) -> tuple[Choice, ...]:
+    """What an operator may narrow a list to: everything, or one tenant; nothing for others."""
+    if visit.tenant_id is not None:
+        return ()
+    tenant = await get_tenant(session, tenant_id) if tenant_id else None
+    return (Choice("", "all", tenant is None), *await tenant_choices(session, visit, tenant))
+
+
 async def tenant_names(session: AsyncSession, ids: Iterable[str | None]) -> dict[str | None, str]:
     """Names of tenants by id."""
     wanted = {each for each in ids if each is not None}

@@ -31,6 +31,7 @@ NO_CHANGE = {  # what a route without an entry changes instead
     ("POST", "/v1/chat/completions"): "the ledger of usage",
     ("POST", "/v1/completions"): "the ledger of usage",
     ("POST", "/v1/responses"): "the ledger of usage",
+    ("POST", "/v1/responses/input_tokens"): "nothing",
     ("POST", "/v1/messages"): "the ledger of usage",
     ("POST", "/v1/messages/count_tokens"): "nothing",
     ("POST", "/v1/quota/explain"): "nothing",

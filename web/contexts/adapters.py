@@ -34,7 +34,7 @@ class AdaptersPage(Page):
     pager: Pager
     upload: str | None  # where to upload; None for those who may not
     list: str  # the address of this list
-    tenant_id: str | None = None
+    tenants: tuple[Choice, ...] = ()  # that an operator may look at
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """API keys: the list, the form for a new one, and a secret that is shown once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar
 
@@ -40,7 +40,7 @@ class KeysPage(Page):
     adapters: str = ""
     days: str = ""
     tenants: tuple[Choice, ...] = ()
-    error: str | None = None
+    wrong: dict[str, str] = field(default_factory=dict)  # by field
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ class Chart:
     series: tuple[str, ...]
     samples: tuple[Sample, ...]
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """Of the table that shows its values."""
+        return {"Time": ""} | dict.fromkeys(self.series, "number")
+
 
 @dataclass(frozen=True)
 class Share:

@@ -1,6 +1,6 @@
 """Usage, the audit log, users, and the system's own state."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import ClassVar
 
@@ -47,7 +47,7 @@ class UsagePage(Page):
     days: tuple[tuple[date, int], ...]  # tokens of each, for a chart; none for one day or many
     spans: tuple[Span, ...]
     csv: str
-    tenant_id: str | None = None
+    tenants: tuple[Choice, ...] = ()  # that an operator may look at
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,12 @@ class UsersPage(Page):
 
     rows: tuple[UserRow, ...]
     roles: tuple[Choice, ...]
+    url: str  # where they sign in
     act: str
     pager: Pager
     name: str = ""
     tenant: str = ""
-    error: str | None = None
+    wrong: dict[str, str] = field(default_factory=dict)  # by field
     invitation: tuple[str, str] | None = None  # for whom, and the code, this once
 
 

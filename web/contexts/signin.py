@@ -27,4 +27,5 @@ class SetPassword:
     name: str
     shortest: int  # characters
     longest: int
+    changes: bool  # there is one already
     error: str | None = None

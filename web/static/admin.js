@@ -130,14 +130,25 @@ function prepare(root) {
   drawCharts(root);
 }
 
+// A part that is polled is no live region: it would be read out whole each time.
+function say(words, root = document) {
+  const place = root.querySelector("[data-said]");
+  if (place && words && place.textContent !== words) place.textContent = words;
+}
+
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy], [data-copy-from]");
   if (!button) return;
   const from = button.dataset.copyFrom;
   await navigator.clipboard.writeText(from ? document.getElementById(from).textContent : button.dataset.copy);
-  const label = button.textContent;
+  if (button.dataset.copied) return;
+  const label = [...button.childNodes];
+  button.dataset.copied = true;
   button.textContent = "Copied";
-  setTimeout(() => { button.textContent = label; }, 1500);
+  setTimeout(() => {
+    button.replaceChildren(...label);
+    delete button.dataset.copied;
+  }, 1500);
 });
 
 document.addEventListener("submit", (event) => {
@@ -163,6 +174,7 @@ document.addEventListener("htmx:beforeSwap", () => {
 document.addEventListener("htmx:afterSwap", (event) => {
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
   prepare(event.target.isConnected ? event.target : document);
+  say(event.target.querySelector("[data-say]")?.dataset.say);
 });
 
 // Uploads in parts ------------------------------------------------------------------------------------
@@ -175,6 +187,7 @@ async function send(url, options) {
   const body = await response.json().catch(() => null);
   const error = new Error(body?.error?.message ?? `The server answered ${response.status}.`);
   error.offset = response.headers.get("upload-offset");
+  error.param = body?.error?.param;
   throw error;
 }
 
@@ -182,6 +195,9 @@ const json = (body) => ({ method: "POST", headers: { accept: "application/json",
 
 async function upload(form) {
   const files = KINDS.map(([part]) => [part, form.elements[part].files[0]]).filter(([, file]) => file);
+  if (!["adapter_config,adapter_model", "archive"].includes(String(files.map(([part]) => part)))) {
+    throw new Error("Choose adapter_config.json and adapter_model.safetensors, or one .zip of both.");
+  }
   const fields = Object.fromEntries(["name", "alias"].map((id) => [id, document.getElementById(id).value.trim()]).filter(([, value]) => value));
   const sizes = Object.fromEntries(files.map(([part, file]) => [part, file.size]));
   const total = files.reduce((sum, [, file]) => sum + file.size, 0);
@@ -216,19 +232,29 @@ function progress(form, sent, total) {
   const bar = form.querySelector("progress");
   bar.value = total ? sent / total : 1;
   form.querySelector("[data-progress-label]").textContent = `Uploading: ${Math.round(bar.value * 100)} %`;
+  say(`Uploading: ${Math.floor(bar.value * 10) * 10} %`, form);
 }
 
-function complain(form, text) {
+function complain(form, error) {
   let notice = form.querySelector(".notice");
   if (!notice) {
     notice = document.createElement("div");
+    notice.id = "complaint";
     notice.className = "notice bad";
     notice.tabIndex = -1;
     notice.setAttribute("role", "alert");
     form.prepend(notice);
   }
-  notice.replaceChildren(Object.assign(document.createElement("p"), { textContent: text }));
-  notice.focus();
+  notice.replaceChildren(Object.assign(document.createElement("p"), { textContent: error.message }));
+  const field = form.elements.namedItem(error.param ?? "");
+  field?.setAttribute("aria-invalid", "true");
+  field?.setAttribute("aria-errormessage", "complaint");
+  (field ?? notice).focus();
+}
+
+function forgive(form) {
+  form.querySelector(".notice")?.remove();
+  for (const field of all("[aria-invalid]", form)) field.removeAttribute("aria-invalid");
 }
 
 for (const form of all("form[data-upload]")) {
@@ -236,13 +262,14 @@ for (const form of all("form[data-upload]")) {
     event.preventDefault();
     const button = form.querySelector("button.main");
     button.disabled = true;
+    forgive(form);
     form.querySelector("[data-progress]").hidden = false;
     try {
       await upload(form);
     } catch (error) {
-      complain(form, error.message);
       form.querySelector("[data-progress]").hidden = true;
       button.disabled = false;
+      complain(form, error);
     }
   });
   const drop = form.querySelector("[data-drop]");
@@ -258,7 +285,7 @@ for (const form of all("form[data-upload]")) {
       const named = entries.find((entry) => entry.isDirectory) ?? dropped.find((file) => /\.zip$/i.test(file.name));
       if (named) nameAfter(form, named);
     } catch (error) {
-      complain(form, error.message);
+      complain(form, error);
     }
   });
 }
@@ -291,7 +318,7 @@ function choose(form, files) {
     list.items.add(chosen[part]);
     form.elements[part].files = list.files;
   }
-  form.querySelector(".notice")?.remove();
+  forgive(form);
 }
 
 // The playground --------------------------------------------------------------------------------------
@@ -316,6 +343,7 @@ for (const form of all("form[data-playground]")) {
     await Promise.all(models.map((model) => ask(form, model, card(answers, model), signal)));
     if (running.signal === signal) {
       running = null;
+      if (document.activeElement === stop) form.querySelector("button.main").focus();
       stop.hidden = true;
     }
   });
@@ -345,6 +373,7 @@ async function ask(form, model, box, signal) {
     }
     facts.textContent = told(performance.now() - began, first, usage);
   } catch (error) {
+    text.parentElement.hidden = !text.textContent;
     facts.className = error.name === "AbortError" ? "quiet" : "wrong";
     facts.textContent = error.name === "AbortError" ? "stopped" : error.message;
   }
