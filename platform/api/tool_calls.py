@@ -52,8 +52,9 @@ Piece = Text | Begin | Arguments
 class CallReader:
     """Splits one answer into text and calls; how the text is split into pushes changes no call.
 
-    Space before a call and between calls is dropped. Arguments that were told as they came stay
-    told, even if a limit cuts them off or they turn out to be no JSON.
+    Space before a call and between calls is dropped, and a tag that a limit cuts off after a call.
+    Arguments that were told as they came stay told, even if a limit cuts them off or they turn out
+    to be no JSON.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -76,7 +77,7 @@ class CallReader:
         if self._arguments is None:
             if self._inside:
                 self._see_block(held, "")
-            elif not (self.calls and held.isspace()):
+            elif not (self.calls and OPEN.startswith(held.strip())):
                 self._say(held)
         return self._take_ready()
 

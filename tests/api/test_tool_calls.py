@@ -51,6 +51,14 @@ def test_calls_do_not_depend_on_how_the_text_is_split(before, made, data):
         assert [(name, json.loads(arguments)) for name, arguments in found] == made
 
 
+@pytest.mark.parametrize("length", range(len(OPEN)))
+def test_a_tag_that_a_limit_cuts_off_after_a_call_is_no_text(length: int) -> None:
+    call = call_text("weather", {})
+    for pieces in ([call, "\n" + OPEN[:length]], list(call + "\n" + OPEN[:length])):
+        assert read(pieces)[0] == ("", [("weather", "{}")])
+    assert read([OPEN[:length]])[0] == (OPEN[:length], [])
+
+
 @given(text=st.text("ab <tool_c>/\n", max_size=40))
 def test_text_without_a_tag_comes_back_as_it_was(text):
     if OPEN not in text:
