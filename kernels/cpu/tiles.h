@@ -35,7 +35,8 @@ struct Rows {
   int64_t groups = 0;
 
   Rows from(int64_t row, int x_bytes) const {
-    return {(const char*)x + row * ld * x_bytes, ld, scale + row * groups, groups};
+    return {(const char*)x + row * ld * x_bytes, ld, scale ? scale + row * groups : nullptr,
+            groups};
   }
 };
 
@@ -313,7 +314,7 @@ inline void product(Read read, Rows rows, int64_t count, const char* w, int vect
                                          scale, ahead);
     });
     rows.x = (const char*)rows.x + size * x_bytes(read);
-    rows.scale += size / kGroup;
+    if (rows.scale) rows.scale += size / kGroup;
     w += size / step_of(read) * stride;
   }
 }
