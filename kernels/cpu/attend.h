@@ -31,7 +31,8 @@ class Attention {
   // Norms and rotates queries and keys, and writes keys and values.
   void place_keys(int64_t l) {
     const int64_t d = m.head_dim;
-    if (f.t == 0) e.next_item[0] = e.next_item[1] = 0;
+    if (f.t == 0) e.next_tile = 0;
+    e.attention_shares.renew(f.t);
     for_own_rows([&](const Sequence& sequence, int64_t r) {
       float* head = e.qkv.row(r);
       const int64_t position = b.positions[r];
@@ -77,32 +78,39 @@ class Attention {
   }
 
   void attend(int64_t l) {
-    const int64_t units = e.shared.empty() ? (int64_t)e.tiles.size() : (int64_t)e.shared.size(),
-                  items = units * groups();
+    const int64_t units = e.shared.empty() ? (int64_t)e.tiles.size() : (int64_t)e.shared.size();
     // Heads of a sequence lie side by side: one thread takes them all where there are enough.
-    const int64_t run = units >= kRuns * f.threads ? groups() : 1;
-    for (int64_t first; (first = e.next_item[0].fetch_add(run)) < items;)
-      for (int64_t i = first; i < first + run; i++)
-        attend_item(i, i + 1 < first + run ? i + 1 : first + f.threads * run, items, l);
+    const int64_t run = units >= kRuns * f.threads ? groups() : 1, runs = units * groups() / run;
+    const auto first = [&](int owner) { return f.share(runs, owner); };
+    e.attention_shares.walk(
+        f.t, f.threads, [&](int owner) { return first(owner + 1) - first(owner); },
+        [&](int owner, int64_t at, int64_t next) {
+          const int64_t item = (first(owner) + at) * run;
+          for (int64_t i = item; i < item + run; i++)
+            attend_item(i,
+                        i + 1 < item + run ? i + 1
+                        : next < 0         ? -1
+                                           : (first(owner) + next) * run,
+                        l);
+        });
     f.meet();
     if (e.shared.empty()) return;
-    for (int64_t i; (i = e.next_item[1].fetch_add(1)) < (int64_t)e.tiles.size() * groups();) {
+    for (int64_t i; (i = e.next_tile.fetch_add(1)) < (int64_t)e.tiles.size() * groups();) {
       const AttentionTile& tile = e.tiles[i / groups()];
+      const State whole = slot(tile, 0, i % groups());
       const Task task = task_of(tile, i % groups(), l);
-      start(task);
-      for (int64_t part = 0; part < tile.parts; part++)
-        add_part(task, slot(tile, part, i % groups()));
-      finish(task);
+      for (int64_t part = 1; part < tile.parts; part++)
+        add_part(task, whole, slot(tile, part, i % groups()));
+      finish(task, whole);
     }
     f.meet();
   }
-  // Item i; `next` is the one that this thread is likely to take then.
-  void attend_item(int64_t i, int64_t next, int64_t items, int64_t l) {
+  // Item i; `next` is the one that this thread is likely to take then, or -1.
+  void attend_item(int64_t i, int64_t next, int64_t l) {
     const auto [index, part] = unit(i / groups());
     const AttentionTile& tile = e.tiles[index];
     const Task task = task_of(tile, i % groups(), l);
-    const char* then =
-        next < items ? first_keys(unit(next / groups()), next % groups(), l) : nullptr;
+    const char* then = next < 0 ? nullptr : first_keys(unit(next / groups()), next % groups(), l);
     gather_queries(task);
     if (e.shared.empty())
       attend_whole(task, tile.parts, then);
@@ -129,49 +137,48 @@ class Attention {
     return {at, at + queries, at + 2 * queries, m.head_dim};
   }
 
+  // Scaled, and as bf16 where tiles multiply that.
   void gather_queries(const Task& task) const {
-    float* to = s.queries.data();
+    const F scale = splat((float)m.attention_scale);
+    const int64_t n = task.heads * m.head_dim;
     for (int64_t r = 0; r < task.positions; r++) {
       const float* q = task.q + r * task.row_stride + task.first_head * m.head_dim;
-      for (int64_t i = 0; i < task.heads * m.head_dim; i++)
-        *to++ = q[i] * (float)m.attention_scale;
+      for (int64_t i = 0; i < n; i += W)
+        if (cache.read == Read::bf16_rows)
+          store_bf16((bf16*)s.queries.data() + r * n + i, load(q + i) * scale);
+        else
+          store(s.queries.data() + r * n + i, load(q + i) * scale);
     }
   }
   void attend_whole(const Task& task, int64_t parts, const char* then) const {
-    float highest[kTilePositions * kTileQueries], total[kTilePositions * kTileQueries];
-    const State state{highest, total, s.part_out.data(), m.head_dim};
-    start(task);
-    for (int64_t part = task.oldest() / kPartKeys; part < parts; part++) {
+    const State whole{s.highest.data(), s.total.data(), s.out.data(), m.head_dim},
+        more{s.part_highest.data(), s.part_total.data(), s.part_out.data(), m.head_dim};
+    const int64_t first = task.oldest() / kPartKeys;
+    for (int64_t part = first; part < parts; part++) {
       const char* next = part + 1 < parts
                              ? cache.head(task.block_table[(part + 1) * kPartKeys / m.block_size],
                                           task.layer, 0, task.kv_head)
                              : then;
-      attend_part(cache, task, part, (float)m.attention_softcap, s, next, state);
-      add_part(task, state);
+      attend_part(cache, task, part, (float)m.attention_softcap, s, next,
+                  part == first ? whole : more);
+      if (part > first) add_part(task, whole, more);
     }
-    finish(task);
+    finish(task, whole);
   }
   float* output(const Task& task, int64_t query) const {
     const int64_t row = (task.q - e.qkv.row(0)) / e.qkv.ld + query / task.heads;
     return e.attended.row(row) + (task.first_head + query % task.heads) * m.head_dim;
   }
-  void start(const Task& task) const {
-    for (int64_t i = 0; i < task.positions * task.heads; i++) {
-      s.highest[i] = -__builtin_inff(), s.total[i] = 0;
-      memset(output(task, i), 0, m.head_dim * sizeof(float));
-    }
-  }
-  void add_part(const Task& task, const State& part) const {
+  void add_part(const Task& task, const State& to, const State& part) const {
     for (int64_t i = 0; i < task.positions * task.heads; i++)
-      merge(s.highest[i], s.total[i], output(task, i), part.highest[i], part.total[i],
-            part.out + i * part.ld, m.head_dim);
+      merge(to, part, i, m.head_dim);
   }
-  void finish(const Task& task) const {
+  void finish(const Task& task, const State& whole) const {
     for (int64_t i = 0; i < task.positions * task.heads; i++) {
       float* out = output(task, i);
-      const float inverse = 1.f / s.total[i];
-      for (int64_t d = 0; d < m.head_dim; d++)
-        out[d] *= inverse;
+      const F inverse = splat(1.f / whole.total[i]);
+      for (int64_t d = 0; d < m.head_dim; d += W)
+        store(out + d, load(whole.out + i * whole.ld + d) * inverse);
     }
   }
 

@@ -13,6 +13,7 @@
 #pragma once
 #include <vector>
 
+#include "block_tiles.h"
 #include "cache.h"
 #include "rows.h"
 
@@ -21,6 +22,7 @@ namespace loraplex {
 constexpr int64_t kPartKeys = 512;
 constexpr int64_t kTilePositions = 8;  // rows of one sequence that share a walk over its keys
 constexpr int64_t kTileQueries = 16;   // and query heads of one KV head
+constexpr int64_t kMostQueries = kTilePositions * kTileQueries;
 
 // Softmax state of some query rows: highest score, sum of weights, weighted sum of values.
 struct State {
@@ -43,27 +45,33 @@ struct Task {
 
 // Work memory of one thread.
 struct AttentionScratch {
-  std::vector<float> scores, part_out, queries;
-  std::vector<float> highest, total;
+  std::vector<float> scores, out, part_out, queries;
+  std::vector<float> highest, total, part_highest, part_total;
+  std::vector<const char*> keys, values;  // where vectors of keys and blocks of values lie
   explicit AttentionScratch(int64_t dim)
-      : scores(kTilePositions * kTileQueries * (kPartKeys + 64)),
-        part_out(kTilePositions * kTileQueries * (dim + W)),
-        queries(kTilePositions * kTileQueries * dim),
-        highest(kTilePositions * kTileQueries),
-        total(kTilePositions * kTileQueries) {}
+      : scores(kMostQueries * (kPartKeys + 64)),
+        out(kMostQueries * dim),
+        part_out(kMostQueries * dim),
+        queries(kMostQueries * dim),
+        highest(kMostQueries),
+        total(kMostQueries),
+        part_highest(kMostQueries),
+        part_total(kMostQueries),
+        keys(kPartKeys / W + kBlockVectors),
+        values(kPartKeys / kLeastBlock + 1) {}
 };
 
-// Merges the softmax of later keys into that of earlier ones, one query row.
-inline void merge(float& highest, float& total, float* out, float part_highest, float part_total,
-                  const float* part_out, int64_t dim) {
-  if (part_total == 0) return;
-  const float top = part_highest > highest ? part_highest : highest;
-  const float keep = exp2(splat((highest - top) * kLog2E))[0],
-              add = exp2(splat((part_highest - top) * kLog2E))[0];
-  for (int64_t d = 0; d < dim; d++)
-    out[d] = out[d] * keep + part_out[d] * add;
-  total = total * keep + part_total * add;
-  highest = top;
+// Merges the softmax of later keys, query row r of `part`, into that of earlier ones.
+inline void merge(const State& to, const State& part, int64_t r, int64_t dim) {
+  if (part.total[r] == 0) return;
+  const float before = to.highest[r], top = std::max(before, part.highest[r]);
+  const float keep = exp2(splat((before - top) * kLog2E))[0],
+              add = exp2(splat((part.highest[r] - top) * kLog2E))[0];
+  float* out = to.out + r * to.ld;
+  for (int64_t d = 0; d < dim; d += W)
+    store(out + d, load(out + d) * splat(keep) + load(part.out + r * part.ld + d) * splat(add));
+  to.total[r] = to.total[r] * keep + part.total[r] * add;
+  to.highest[r] = top;
 }
 
 // One part of a task's context: whole blocks of keys from `begin` on. Its scores are [queries,
@@ -88,14 +96,7 @@ struct Part {
                       task.kv_head);
   }
 
-  // What is read after a block, for the tiles that it is multiplied in: so many panels of k.
-  Prefetch after(int64_t b, int values, int64_t panels, int64_t k) const {
-    const char* next = b + 1 < blocks ? block(b + 1, values) : values ? then : block(0, 1);
-    if (!next) return {};
-    for (const char* at = next + cache.panel_bytes; at < next + cache.head_bytes; at += kLine)
-      __builtin_prefetch(at, 0, 2);
-    return {{next, next + cache.panel_bytes}, panels * tiles_of(queries) * (k / kTurn)};
-  }
+  bool narrow() const { return cache.read == Read::bf16_rows; }
 
   // Semantics: S[r, j] *= scale_j over the keys of a block, of its keys or of its values.
   void rescale(int64_t b, int values) const {
@@ -111,25 +112,31 @@ struct Part {
 
   // Semantics: S[r, j] = Q[r] . K[j].
   void score() const {
-    const int vectors = (int)(cache.block_size / W);
-    const int64_t bytes = step_bytes(cache.read);
-    for (int64_t b = 0; b < blocks; b++) {
-      Prefetch ahead = after(b, 0, ceil_div(vectors, kVectors), cache.dim);
-      for (int v = 0; v < vectors; v += kVectors) {
-        const int count = vectors - v < kVectors ? vectors - v : kVectors;
-        in_tiles(queries, [&](int64_t r, int height) {
-          choose_tile(cache.read, height, count)(
-              {s.queries.data() + r * cache.dim, cache.dim}, block(b, 0) + v * bytes,
-              vectors * bytes, cache.dim, s.scores.data() + r * keys + b * cache.block_size + v * W,
-              keys, false, nullptr, ahead);
-        });
+    if (!blocks) return;
+    const int64_t vectors = cache.block_size / W, all = blocks * vectors,
+                  bytes = step_bytes(cache.read);
+    for (int64_t i = 0; i < all; i++)
+      s.keys[i] = block(i / vectors, 0) + i % vectors * bytes;
+    for (int64_t i = 0; i < kBlockVectors; i++)
+      s.keys[all + i] = block(std::min(i, blocks - 1), 1);
+    const Rows rows{s.queries.data(), cache.dim};
+    in_tiles(queries, [&](int64_t r, int height) {
+      const int wide = block_vectors(height);
+      for (int64_t v = 0; v < all; v += wide) {
+        const int count = (int)std::min<int64_t>(wide, all - v);
+        const char* const* at = s.keys.data() + v;
+        choose_block_tile(cache.read, height, count)
+            .score(rows.from(r, x_bytes(cache.read)), at, r ? at : at + count, vectors * bytes,
+                   cache.dim, s.scores.data() + r * keys + v * W, keys);
       }
+    });
+    for (int64_t b = 0; b < blocks; b++)
       rescale(b, 0);
-    }
   }
 
   // Semantics: P[r, j] = exp(cap(S[r, j]) - max_j) over the keys that row r sees, 0 elsewhere; in
-  // place. The total shows a score that is NaN.
+  // place, as bf16 where tiles multiply that. The total is of what is multiplied, and shows a score
+  // that is NaN.
   void weigh(int64_t r, float softcap, const State& to) const {
     const int64_t position = task.position + r / task.heads, first = task.first_key(position);
     float* score = s.scores.data() + r * keys;
@@ -147,8 +154,10 @@ struct Part {
     for (int64_t i = 0; i < keys; i += W) {
       const F x = load(score + i), seen = exp2((x - most) * splat(kLog2E)) + (x - x),
               weight = x == unseen ? F{} : seen;
-      total = total + weight;
-      store(score + i, weight);
+      if (narrow())
+        store_bf16((bf16*)score + i, weight), total = total + load((const bf16*)score + i);
+      else
+        store(score + i, weight), total = total + weight;
     }
     to.highest[r] = most[0];
     to.total[r] = sum(total);
@@ -156,23 +165,20 @@ struct Part {
 
   // Semantics: O[r] = sum_j P[r, j] V[j].
   void add_values(const State& to) const {
-    const Cut cut(cache.dim);
-    const int64_t bytes = step_bytes(cache.read);
-    for (int64_t r = 0; r < queries; r++)
-      memset(to.out + r * to.ld, 0, cache.dim * sizeof(float));
     for (int64_t b = 0; b < blocks; b++) {
+      s.values[b] = block(b, 1);
       rescale(b, 1);
-      Prefetch ahead = after(b, 1, cut.panels, cache.block_size);
-      for (int64_t p = 0; p < cut.panels; p++) {
-        const Panel at = cut.panel(p);
-        in_tiles(queries, [&](int64_t r, int height) {
-          choose_tile(cache.read, height, at.count)(
-              {s.scores.data() + r * keys + b * cache.block_size, keys},
-              block(b, 1) + at.first * bytes, cut.vectors * bytes, cache.block_size,
-              to.out + r * to.ld + at.output(), to.ld, true, nullptr, ahead);
-        });
-      }
     }
+    s.values[blocks] = then ? then : blocks ? s.values[blocks - 1] : nullptr;
+    const int64_t bytes = step_bytes(cache.read), all = cache.dim / W;
+    const Rows rows{s.scores.data(), narrow() ? 2 * keys : keys};
+    in_tiles(queries, [&](int64_t r, int height) {
+      const int wide = block_vectors(height);
+      for (int64_t v = 0; v < all; v += wide)
+        choose_block_tile(cache.read, height, (int)std::min<int64_t>(wide, all - v))
+            .value(rows.from(r, x_bytes(cache.read)), s.values.data(), v * bytes, blocks,
+                   all * bytes, cache.block_size, to.out + r * to.ld + v * W, to.ld);
+    });
   }
 };
 

@@ -35,6 +35,8 @@ inline float quantise_row(const float* x, int64_t n, int8_t* codes, int64_t stri
   return scale;
 }
 
+constexpr int64_t kLeastBlock = 16;  // keys
+
 struct Cache {
   char* data;
   int64_t kind, block_size, dim, kv_heads;
@@ -50,7 +52,7 @@ struct Cache {
         panel_bytes(dim / W * vector_bytes(kind, block_size)),
         head_bytes(panel_bytes + (kind == kInt8 ? block_size * (int64_t)sizeof(float) : 0)),
         block_bytes(m.layers * 2 * kv_heads * head_bytes),
-        read(read_of(kind)) {}
+        read(kind == kBf16 && m.activations == kActBf16 ? Read::bf16_rows : read_of(kind)) {}
 
   char* head(int64_t block, int64_t layer, int values, int64_t kv_head) const {
     return data + block * block_bytes + ((layer * 2 + values) * kv_heads + kv_head) * head_bytes;
@@ -75,12 +77,15 @@ struct Cache {
       memcpy((float*)v + slot * dim, value, dim * sizeof(float));
     } else {
       bf16 *pairs = (bf16*)k + slot * 2, *values = (bf16*)v + slot / 2 * dim * 2 + slot % 2;
-      for (int64_t d = 0; d < dim; d += 2) {
-        pairs[d * block_size] = round_bf16(key[d]);
-        pairs[d * block_size + 1] = round_bf16(key[d + 1]);
+      for (int64_t d = 0; d < dim; d += W) {
+        alignas(64) bf16 some[W];
+        store_bf16(some, load(key + d));
+        for (int64_t i = 0; i < W; i += 2)
+          memcpy(pairs + (d + i) * block_size, some + i, 4);
+        store_bf16(some, load(value + d));
+        for (int64_t i = 0; i < W; i++)
+          values[(d + i) * 2] = some[i];
       }
-      for (int64_t d = 0; d < dim; d++)
-        values[d * 2] = round_bf16(value[d]);
     }
   }
 };

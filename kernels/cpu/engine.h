@@ -68,9 +68,10 @@ struct Engine {
   std::vector<float> partial;
   int64_t slot_floats = 0;
   std::vector<std::unique_ptr<AttentionScratch>> scratch;
-  std::atomic<int64_t> next_item[2];
-  Shares shares[2];             // of the products' panels, in turn
-  std::vector<Drawer> drawers;  // one a thread
+  std::atomic<int64_t> next_tile;  // of those whose parts are merged
+  Shares attention_shares;         // of its items
+  Shares shares[2];                // of the products' panels, in turn
+  std::vector<Drawer> drawers;     // one a thread
 
   Engine(const Model& model, int64_t rows, int64_t wanted, int threads, const int32_t* cores)
       : m(model),
@@ -88,6 +89,7 @@ struct Engine {
         scale(max_rows * groups * 4),
         best(threads * wanted),
         best_token(threads * wanted),
+        attention_shares(threads),
         shares{Shares(threads), Shares(threads)},
         drawers(threads, Drawer(m.vocab)) {
     for (int t = 0; t < threads; t++)

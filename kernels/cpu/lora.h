@@ -97,17 +97,17 @@ static void own_tile(const float* const* h, const char* const* b, int64_t k, flo
   F acc[MR][1][NV];
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
       acc[i][0][j] = F{};
   int64_t place = 0;
   for (int64_t at = 0; at < k; at += R::step, place += NV * W * R::bytes)
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++)
-      R::add(acc[i], h + i, at, b[i] + place, at + 1 == k);
+      R::add(acc[i], h + i, at, Beside<R>{b[i] + place}, at + 1 == k);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
       store(c[i] + j * W, load(c[i] + j * W) + acc[i][0][j]);
 }

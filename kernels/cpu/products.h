@@ -154,18 +154,15 @@ class Products {
     turn_ = !turn_;
     e.shares[turn_].renew(f.t);  // for the next product: nobody takes from it before the barrier
     const int64_t passes = ceil_div(rows, kPassRows);
-    for (int i = 0; i < f.threads; i++) {
-      const int owner = (f.t + i) % f.threads;
-      const int64_t first = f.share(panels, owner), width = f.share(panels, owner + 1) - first,
-                    count = width * passes;
-      for (;;) {
-        const int64_t at = i ? shares.take_last(owner, count) : shares.take_first(owner, count);
-        if (at < 0) break;
-        const int64_t next = i ? at - 1 : at + 1, row = at / width * kPassRows;
-        take(first + at % width, next < count && next >= 0 ? first + next % width : -1, row,
-             std::min(row + kPassRows, rows));
-      }
-    }
+    const auto first = [&](int owner) { return f.share(panels, owner); };
+    const auto width = [&](int owner) { return first(owner + 1) - first(owner); };
+    shares.walk(
+        f.t, f.threads, [&](int owner) { return width(owner) * passes; },
+        [&](int owner, int64_t at, int64_t next) {
+          const int64_t wide = width(owner), row = at / wide * kPassRows;
+          take(first(owner) + at % wide, next < 0 ? -1 : first(owner) + next % wide, row,
+               std::min(row + kPassRows, rows));
+        });
     f.meet();
   }
 

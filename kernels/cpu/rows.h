@@ -83,10 +83,10 @@ inline void quantise(const float* x, int64_t n, float most, int16_t* q, float* s
   }
 }
 
+// To bf16, padded with zeroes to a whole vector.
 inline void to_bf16(const float* x, int64_t n, bf16* out) {
-  for (int64_t i = 0; i < n; i++)
-    out[i] = round_bf16(x[i]);
-  if (n % 2) out[n] = 0;
+  for (int64_t i = 0; i < n; i += W)
+    store_bf16(out + i, load_of(x, i, n));
 }
 
 }  // namespace loraplex

@@ -16,6 +16,23 @@ class Shares {
 
   // Nothing of a thread's share is taken yet.
   void renew(int thread) { taken_[thread].ends.store(0, std::memory_order_relaxed); }
+  // Takes items for a thread until none is left: take(owner, item, the item of this share that is
+  // likely taken then or -1), with count(owner) items in each share.
+  template <class Count, class Take>
+  void walk(int thread, int threads, Count count, Take take) {
+    for (int i = 0; i < threads; i++) {
+      const int owner = (thread + i) % threads;
+      const int64_t n = count(owner);
+      for (;;) {
+        const int64_t at = i ? take_last(owner, n) : take_first(owner, n);
+        if (at < 0) break;
+        const int64_t next = i ? at - 1 : at + 1;
+        take(owner, at, next < n ? next : -1);
+      }
+    }
+  }
+
+ private:
   // The number of the next item of a share of n, from its front or its back; -1 when all are taken.
   int64_t take_first(int thread, int64_t n) {
     const Ends was = take(thread, n, {1, 0});
@@ -26,7 +43,6 @@ class Shares {
     return was.front + was.back < n ? n - 1 - was.back : -1;
   }
 
- private:
   struct Ends {  // how many are taken from either
     int64_t front, back;
   };

@@ -17,15 +17,15 @@ namespace loraplex {
     defined(__AVX512BF16__)
 #define LPX_AVX512
 constexpr const char* kIsa = "avx512";
-// Lanes; rows of a register tile, at best and at most; vectors of the largest.
-constexpr int W = 16, kTileRows = 8, kMostRows = 8, kVectors = 3;
+// Lanes; rows of a register tile, at best and at most; vectors of the largest; registers.
+constexpr int W = 16, kTileRows = 8, kMostRows = 8, kVectors = 3, kRegisters = 32;
 #elif defined(__AVX2__) && defined(__FMA__)
 #define LPX_AVX2
 constexpr const char* kIsa = "avx2";
-constexpr int W = 8, kTileRows = 4, kMostRows = 6, kVectors = 2;
+constexpr int W = 8, kTileRows = 4, kMostRows = 6, kVectors = 2, kRegisters = 16;
 #else
 constexpr const char* kIsa = "scalar";
-constexpr int W = 8, kTileRows = 4, kMostRows = 4, kVectors = 2;
+constexpr int W = 8, kTileRows = 4, kMostRows = 4, kVectors = 2, kRegisters = 16;
 #endif
 
 #define LPX_INLINE inline __attribute__((always_inline))
@@ -131,6 +131,23 @@ inline bf16 round_bf16(float x) {
   memcpy(&u, &x, 4);
   if (x != x) return 0x7fc0;
   return (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+}
+
+// W floats to the nearest bf16, ties to even; NaN stays NaN.
+LPX_INLINE void store_bf16(bf16* p, F v) {
+#if defined(LPX_AVX512)
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v));
+#else
+  typedef uint32_t U __attribute__((vector_size(W * 4)));
+  typedef uint16_t H __attribute__((vector_size(W * 2), aligned(2), may_alias));
+  const U u = (U)v, rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  *(H*)p = __builtin_convertvector(v == v ? rounded : U{} + 0x7fc0, H);
+#endif
+}
+// W bf16 as floats.
+LPX_INLINE F load(const bf16* p) {
+  typedef uint16_t H __attribute__((vector_size(W * 2), aligned(2), may_alias));
+  return (F)(__builtin_convertvector(*(const H*)p, I) << 16);
 }
 
 // W int8 as floats.

@@ -46,28 +46,40 @@ LPX_INLINE void multiply_add(F (&acc)[MR][NV], const float* const* x, int64_t k,
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
     F a = splat(x[i][k]);
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
       acc[i][j] = fma(a, b[j], acc[i][j]);
   }
 }
 
-// How the tile reads each kind: `step` values of k at a time, `bytes` of each output.
+// Where the vectors of a step of k lie: side by side, or each at its own place.
+template <class R>
+struct Beside {
+  const char* w;
+  LPX_INLINE const char* operator()(int j) const { return w + j * W * R::bytes; }
+};
+struct Apart {
+  const char* const* w;
+  int64_t place;
+  LPX_INLINE const char* operator()(int j) const { return w[j] + place; }
+};
+
+// How the tile reads each kind: `step` values of k at a time, `bytes` of each output; vector j lies
+// at `w(j)`.
 struct ReadBf16 {
   typedef float X;
   static constexpr int step = 2, bytes = 4;
-  template <int MR, int NV>
-  static LPX_INLINE void add(F (&acc)[MR][NV], const X* const* x, int64_t k, const char* w,
-                             bool half) {
+  template <int MR, int NV, class At>
+  static LPX_INLINE void add(F (&acc)[MR][NV], const X* const* x, int64_t k, At w, bool half) {
     F b[NV];
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
-      b[j] = first(load_raw(w + j * W * bytes));
+      b[j] = first(load_raw(w(j)));
     multiply_add(acc, x, k, b);
     if (half) return;
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
-      b[j] = second(load_raw(w + j * W * bytes));
+      b[j] = second(load_raw(w(j)));
     multiply_add(acc, x, k + 1, b);
   }
 };
@@ -75,12 +87,12 @@ template <class T>
 struct ReadWhole {
   typedef float X;
   static constexpr int step = 1, bytes = sizeof(T);
-  template <int MR, int NV>
-  static LPX_INLINE void add(F (&acc)[MR][NV], const X* const* x, int64_t k, const char* w, bool) {
+  template <int MR, int NV, class At>
+  static LPX_INLINE void add(F (&acc)[MR][NV], const X* const* x, int64_t k, At w, bool) {
     F b[NV];
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
-      b[j] = load((const T*)w + j * W);
+      b[j] = load((const T*)w(j));
     multiply_add(acc, x, k, b);
   }
 };
@@ -91,18 +103,18 @@ typedef ReadWhole<int8_t> ReadInt8;
 struct ReadBf16Rows {
   typedef bf16 X;
   static constexpr int step = 2, bytes = 4;
-  template <int MR, int NV>
-  static LPX_INLINE void add(F (&acc)[MR][NV], const X* const* x, int64_t k, const char* w, bool) {
+  template <int MR, int NV, class At>
+  static LPX_INLINE void add(F (&acc)[MR][NV], const X* const* x, int64_t k, At w, bool) {
     I b[NV];
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
-      b[j] = load_raw(w + j * W * 4);
+      b[j] = load_raw(w(j));
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++) {
       int32_t pair;
       memcpy(&pair, x[i] + k, 4);
       I a = splat(pair);
-#pragma GCC unroll 3
+#pragma GCC unroll 4
       for (int j = 0; j < NV; j++)
         acc[i][j] = dot_bf16(acc[i][j], b[j], a);
     }
@@ -115,7 +127,7 @@ struct ReadPairs {
   template <int MR, int NV>
   static LPX_INLINE void add(I (&acc)[MR][NV], const int16_t* const* x, int64_t k, const char* w) {
     I b[NV];
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
       b[j] = load_pairs((const T*)w + j * W * 2);
 #pragma GCC unroll 8
@@ -123,7 +135,7 @@ struct ReadPairs {
       int32_t pair;
       memcpy(&pair, x[i] + k, 4);
       const I a = splat(pair);
-#pragma GCC unroll 3
+#pragma GCC unroll 4
       for (int j = 0; j < NV; j++)
         acc[i][j] = dot_int16(acc[i][j], b[j], a);
     }
@@ -140,7 +152,7 @@ static void tile(const Rows& rows, const char* w, int64_t stride, int64_t k, flo
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
     x[i] = (const typename R::X*)rows.x + i * rows.ld;
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
       acc[i][j] = F{};
   }
@@ -150,14 +162,14 @@ static void tile(const Rows& rows, const char* w, int64_t stride, int64_t k, flo
     walk.turn();
 #pragma GCC unroll 8
     for (int u = 0; u < kTurn; u += R::step, w += stride)
-      R::add(acc, x, at + u, w, false);
+      R::add(acc, x, at + u, Beside<R>{w}, false);
   }
   ahead.walked(walk);
   for (; at < k; at += R::step, w += stride)
-    R::add(acc, x, at, w, at + 1 == k);
+    R::add(acc, x, at, Beside<R>{w}, at + 1 == k);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++) {
       float* y = c + i * ldc + j * W;
       store(y, add ? load(y) + acc[i][j] : acc[i][j]);
@@ -173,7 +185,7 @@ static void int16_tile(const Rows& rows, const char* w, int64_t stride, int64_t 
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
     x[i] = (const int16_t*)rows.x + i * rows.ld;
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
       total[i][j] = F{};
   }
@@ -183,7 +195,7 @@ static void int16_tile(const Rows& rows, const char* w, int64_t stride, int64_t 
     I acc[MR][NV];
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++)
-#pragma GCC unroll 3
+#pragma GCC unroll 4
       for (int j = 0; j < NV; j++)
         acc[i][j] = I{};
     int64_t at = 0;
@@ -198,7 +210,7 @@ static void int16_tile(const Rows& rows, const char* w, int64_t stride, int64_t 
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++) {
       const F s = splat(row_scale[i * rows.groups]);
-#pragma GCC unroll 3
+#pragma GCC unroll 4
       for (int j = 0; j < NV; j++)
         total[i][j] = fma(to_float(acc[i][j]), s, total[i][j]);
       x[i] += kGroup;
@@ -212,7 +224,7 @@ static void int16_tile(const Rows& rows, const char* w, int64_t stride, int64_t 
   ahead.walked(walk);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int j = 0; j < NV; j++) {
       float* y = c + i * ldc + j * W;
       const F v = total[i][j] * load(scale + j * W);
