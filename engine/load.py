@@ -29,6 +29,8 @@ from loraplex.kernels.cpu.build import BuildError
 from loraplex.kernels.cpu.library import Library, load_library
 from loraplex.kernels.dispatch import LOSS, BackendError, is_insisted_on
 
+TOUCHED_BYTES = 1 << 30  # of KV blocks, at start: whoever first writes a page waits for it
+
 log = logging.getLogger(__name__)
 
 
@@ -83,7 +85,7 @@ def load_native(
     base.struct.block_size = settings.block_size
     block_bytes = library.kv_block_bytes(base.struct)
     sizes = _divide_host(settings, block_bytes, length, base.arena.used)
-    return NativeExecutor(
+    executor = NativeExecutor(
         base,
         library,
         block_size=settings.block_size,
@@ -94,6 +96,8 @@ def load_native(
         max_wanted=settings.max_wanted,
         team=team,
     )
+    executor.touch_blocks(TOUCHED_BYTES)
+    return executor
 
 
 def load_torch(directory: Path, config: ModelConfig, settings: EngineSettings) -> TorchExecutor:

@@ -66,7 +66,7 @@ class NativeExecutor:
         self.memory_bytes, self.swap_slots = memory_bytes, swap_slots
         self.weight_bytes = base.arena.used
         self.seconds: NDArray[np.float64] = np.zeros(len(PHASES))  # of all steps, phase by phase
-        self._base, self._library = base, library
+        self._base, self._library, self._team = base, library, team
         self._max_rows, self._max_wanted = max_rows, max_wanted
         base.struct.block_size, base.struct.blocks = block_size, num_blocks
         self.block_bytes = library.kv_block_bytes(base.struct)
@@ -84,6 +84,10 @@ class NativeExecutor:
         self._stop = weakref.finalize(self, library.stop, self._handle)
         if team.cores:  # or what this thread starts later would share its one core
             os.sched_setaffinity(0, team.cores)
+
+    def touch_blocks(self, nbytes: int) -> None:
+        """Take the pages of the first blocks, up to `nbytes`: before the first step, or never."""
+        self._region.touch(nbytes, self._team.threads)
 
     def set_blocks(self, count: int) -> None:
         """See `Executor`."""

@@ -48,6 +48,10 @@ class Region:
             raise ValueError(f"{count} blocks are more than {most}")
         self._make(self._arena.set_floor(count * block_bytes))
 
+    def touch(self, nbytes: int, threads: int) -> None:
+        """Take the pages of the first blocks, up to `nbytes`, before any of them is used."""
+        self._memory.touch(min(nbytes, self.blocks.nbytes), threads)
+
     def add(self, digest: str, image: Bytes) -> None:
         """Copy a packed image into the region; raises `MemoryError` when there is no room."""
         begin, moves = self._arena.take(len(image))

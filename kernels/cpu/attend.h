@@ -13,10 +13,11 @@ class Attention {
     head_group = std::min(m.heads / m.kv_heads, kTileQueries);
   }
 
-  // Clears the blocks that this thread's rows begin; long before any thread writes to them.
+  // Clears the blocks that this thread's rows begin and that this step does not fill; long before
+  // any thread writes to them.
   void begin_blocks() const {
     for_own_rows([&](const Sequence& sequence, int64_t r) {
-      if (b.positions[r] % m.block_size == 0)
+      if (b.positions[r] % m.block_size == 0 && sequence.end - r < m.block_size)
         cache.clear(sequence.block_table[b.positions[r] / m.block_size]);
     });
   }
@@ -38,7 +39,9 @@ class Attention {
       const int64_t position = b.positions[r];
       for (int64_t i = 0; i < m.heads + m.kv_heads; i++) {
         const float* weight = i < m.heads ? layer->q_norm : layer->k_norm;
-        if (weight) rms_norm(head + i * d, weight, d, m.norm_eps, head + i * d);
+        if (weight)
+          rms_norm(head + i * d, weight, d, m.norm_eps,
+                   [&](int64_t j, F v) { store(head + i * d + j, v); });
         rotate(head + i * d, m.rotary + position * m.rotary_dim, m.rotary_dim);
       }
       const float *key = head + m.heads * d, *value = key + m.kv_heads * d;
@@ -144,7 +147,7 @@ class Attention {
     for (int64_t r = 0; r < task.positions; r++) {
       const float* q = task.q + r * task.row_stride + task.first_head * m.head_dim;
       for (int64_t i = 0; i < n; i += W)
-        if (cache.read == Read::bf16_rows)
+        if (cache.read == Read::bf16_by_bf16)
           store_bf16((bf16*)s.queries.data() + r * n + i, load(q + i) * scale);
         else
           store(s.queries.data() + r * n + i, load(q + i) * scale);
@@ -165,20 +168,17 @@ class Attention {
     }
     finish(task, whole);
   }
-  float* output(const Task& task, int64_t query) const {
-    const int64_t row = (task.q - e.qkv.row(0)) / e.qkv.ld + query / task.heads;
-    return e.attended.row(row) + (task.first_head + query % task.heads) * m.head_dim;
-  }
   void add_part(const Task& task, const State& to, const State& part) const {
     for (int64_t i = 0; i < task.positions * task.heads; i++)
       merge(to, part, i, m.head_dim);
   }
   void finish(const Task& task, const State& whole) const {
     for (int64_t i = 0; i < task.positions * task.heads; i++) {
-      float* out = output(task, i);
+      const int64_t row = (task.q - e.qkv.row(0)) / e.qkv.ld + i / task.heads,
+                    column = (task.first_head + i % task.heads) * m.head_dim;
       const F inverse = splat(1.f / whole.total[i]);
       for (int64_t d = 0; d < m.head_dim; d += W)
-        store(out + d, load(whole.out + i * whole.ld + d) * inverse);
+        e.attended.put(row, column + d, load(whole.out + i * whole.ld + d) * inverse);
     }
   }
 

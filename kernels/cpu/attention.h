@@ -96,7 +96,7 @@ struct Part {
                       task.kv_head);
   }
 
-  bool narrow() const { return cache.read == Read::bf16_rows; }
+  bool narrow() const { return cache.read == Read::bf16_by_bf16; }
 
   // Semantics: S[r, j] *= scale_j over the keys of a block, of its keys or of its values.
   void rescale(int64_t b, int values) const {

@@ -101,8 +101,8 @@ inline BlockTile choose_block_tile(Read read, int rows, int vectors) {
   switch (read) {
     case Read::bf16:
       return kBlockTiles<ReadBf16>[at];
-    case Read::bf16_rows:
-      return kBlockTiles<ReadBf16Rows>[at];
+    case Read::bf16_by_bf16:
+      return kBlockTiles<ReadBf16ByBf16>[at];
     case Read::fp32:
       return kBlockTiles<ReadFp32>[at];
     default:

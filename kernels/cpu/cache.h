@@ -52,7 +52,7 @@ struct Cache {
         panel_bytes(dim / W * vector_bytes(kind, block_size)),
         head_bytes(panel_bytes + (kind == kInt8 ? block_size * (int64_t)sizeof(float) : 0)),
         block_bytes(m.layers * 2 * kv_heads * head_bytes),
-        read(kind == kBf16 && m.activations == kActBf16 ? Read::bf16_rows : read_of(kind)) {}
+        read(read_of(kind, kind == kBf16 && m.activations == kActBf16)) {}
 
   char* head(int64_t block, int64_t layer, int values, int64_t kv_head) const {
     return data + block * block_bytes + ((layer * 2 + values) * kv_heads + kv_head) * head_bytes;

@@ -37,17 +37,45 @@ class Memory {
   void* data_;
 };
 
-// fp32 rows, padded to whole vectors.
+// From one row of so many bytes to the next: an odd number of cache lines, so that rows do not
+// share a few sets of a cache.
+inline int64_t row_bytes(int64_t bytes) { return (ceil_div(bytes, kLine) | 1) * kLine; }
+inline int64_t int16_ld(int64_t k) { return row_bytes(k * 2) / 2; }
+
+// Rows of fp32, padded to whole vectors.
 struct Buffer {
   int64_t ld;
   Memory memory;
-  Buffer(int64_t rows, int64_t columns) : ld(round_up(columns, 16)), memory(rows * ld * 4) {}
+  Buffer(int64_t rows, int64_t columns) : ld(row_bytes(columns * 4) / 4), memory(rows * ld * 4) {}
   float* row(int64_t r) const { return memory.as<float>() + r * ld; }
 };
 
-// From one rounded row of k values to the next: an odd number of cache lines, so that rows do not
-// share a few sets of a cache.
-inline int64_t rounded_ld(int64_t k) { return (ceil_div(k * 2, kLine) | 1) * (kLine / 2); }
+// Rows that enter products, as fp32 or, where these multiply it, as bf16.
+class Operand {
+ public:
+  Operand(int64_t rows, int64_t columns, bool bf16_rows)
+      : bf16_rows_(bf16_rows),
+        ld_(row_bytes(columns * (bf16_rows ? 2 : 4)) / (bf16_rows ? 2 : 4)),
+        memory_(rows * ld_ * (bf16_rows ? 2 : 4)) {}
+
+  Rows rows() const { return {memory_.as<void>(), ld_}; }
+  const float* row(int64_t r) const { return memory_.as<float>() + r * ld_; }  // of fp32
+  // Sets W columns of a row; `at(r)` is what does so for one row.
+  LPX_INLINE void put(int64_t r, int64_t column, F v) const {
+    if (bf16_rows_)
+      store_bf16(memory_.as<bf16>() + r * ld_ + column, v);
+    else
+      store(memory_.as<float>() + r * ld_ + column, v);
+  }
+  auto at(int64_t r) const {
+    return [this, r](int64_t column, F v) __attribute__((always_inline)) { put(r, column, v); };
+  }
+
+ private:
+  bool bf16_rows_;
+  int64_t ld_;
+  Memory memory_;
+};
 
 // Some rows of one sequence that attend together. When parts of the context are shared among
 // threads, their results go to slots from `slot` on.
@@ -59,8 +87,9 @@ struct Engine {
   const Model& m;
   Team team;
   int64_t max_rows, width, groups;
-  Buffer x, xn, qkv, attended, active, h;
-  Memory rounded, scale;    // rows that are not fp32: int16 or bf16; [rows, groups]
+  Buffer x, qkv, h;
+  Operand xn, attended, active;
+  Memory rounded, scale;    // rows of int16; [rows, groups]
   std::vector<float> best;  // [threads, wanted]
   std::vector<int32_t> best_token;
   std::vector<AttentionTile> tiles;
@@ -80,12 +109,12 @@ struct Engine {
         width(std::max({m.hidden, m.heads * m.head_dim, m.inner})),
         groups(ceil_div(width, kGroup)),
         x(rows, m.hidden),
-        xn(max_rows, m.hidden),
         qkv(rows, (m.heads + 2 * m.kv_heads) * m.head_dim),
-        attended(rows, m.heads * m.head_dim),
-        active(rows, m.inner),
         h(rows, kRankStride),
-        rounded(max_rows * rounded_ld(width) * 2),
+        xn(max_rows, m.hidden, m.activations == kActBf16),
+        attended(rows, m.heads * m.head_dim, m.activations == kActBf16),
+        active(rows, m.inner, m.activations == kActBf16),
+        rounded(max_rows * int16_ld(width) * 2),
         scale(max_rows * groups * 4),
         best(threads * wanted),
         best_token(threads * wanted),

@@ -24,8 +24,8 @@ class Head {
 
   void run() {
     for (int64_t i = f.begin(b.wanted); i < f.end(b.wanted); i++) {
-      rms_norm(e.x.row(b.want[i]), m.norm, m.hidden, m.norm_eps, e.xn.row(i));
-      products.round_row(e.xn.row(i), m.hidden, i);
+      rms_norm(e.x.row(b.want[i]), m.norm, m.hidden, m.norm_eps, e.xn.at(i));
+      products.round_row(e.xn, m.hidden, i);
     }
     f.meet();
     f.lap(kNorm);

@@ -21,10 +21,19 @@ struct Lora {
   const Segment* segment;
   int64_t segments, layer;
   LoraPart part;
-  float* h;  // [rows, kRankStride]
+  bool bf16_rows;  // X and H, else fp32
+  void* h;         // [rows, kRankStride]
 
   const LoraProjection& projection(const Segment& s) const {
     return s.adapter->projection[layer * 4 + part];
+  }
+  Read read(const Segment& s) const { return read_of(s.adapter->kind, bf16_rows); }
+  const void* h_at(int64_t row, int64_t rank) const {
+    return (const char*)h + (row * kRankStride + rank) * (bf16_rows ? 2 : 4);
+  }
+  void put_h(int64_t row, int64_t rank, F v) const {
+    const int64_t at = row * kRankStride + rank;
+    bf16_rows ? store_bf16((bf16*)h + at, v) : store((float*)h + at, v);
   }
 };
 
@@ -42,9 +51,9 @@ inline Range next_a(const Lora& lora, int64_t s, int64_t i, int64_t k) {
   return {from, from + next.count * vector_bytes(kind, k)};
 }
 
-// Thread t's share of H, for X [rows, ld] with `k` columns. A unit is one panel of A by some rows
-// of a segment.
-inline void shrink(const Lora& lora, const float* x, int64_t ld, int64_t k, int t, int threads) {
+// Thread t's share of H, for X with `k` columns. A unit is one panel of A by some rows of a
+// segment.
+inline void shrink(const Lora& lora, const Rows& x, int64_t k, int t, int threads) {
   int64_t units = 0, unit = 0;
   for (int64_t s = 0; s < lora.segments; s++) {
     const Segment& segment = lora.segment[s];
@@ -59,17 +68,19 @@ inline void shrink(const Lora& lora, const float* x, int64_t ld, int64_t k, int 
     for (int64_t i = 0; i < cut.panels; i++)
       for (int64_t row = segment.start; row < segment.end; row += kSegmentRows, unit++) {
         if (unit < from || unit >= to) continue;
-        const int64_t rows = segment.end - row < kSegmentRows ? segment.end - row : kSegmentRows,
-                      kind = segment.adapter->kind;
+        const int64_t rows = std::min(segment.end - row, kSegmentRows);
+        const Read read = lora.read(segment);
         const Panel at = cut.panel(i);
-        float* h = lora.h + row * kRankStride + at.output();
         Prefetch ahead;
         if (row + rows == segment.end) ahead = {next_a(lora, s, i, k), k / kTurn};
-        product(read_of(kind), {x + row * ld, ld}, rows, at.in(p.a, kind, k), at.count, k, h,
-                kRankStride, false, ahead);
-        for (int64_t r = 0; r < rows; r++, h += kRankStride)
-          for (int64_t j = 0; j < at.count; j++)
-            store(h + j * W, load(h + j * W) * load_of(p.scale, at.output() + j * W, p.ranks));
+        alignas(64) float c[kSegmentRows * PN];
+        product(read, x.from(row, x_bytes(read)), rows, at.in(p.a, segment.adapter->kind, k),
+                at.count, k, c, PN, false, ahead);
+        for (int64_t r = 0; r < rows; r++)
+          for (int64_t j = 0; j < at.count; j++) {
+            const int64_t rank = at.output() + j * W;
+            lora.put_h(row + r, rank, load(c + r * PN + j * W) * load_of(p.scale, rank, p.ranks));
+          }
       }
   }
 }
@@ -93,7 +104,7 @@ inline int64_t b_ranges(const Lora& lora, int slice, Panel at, int64_t from, int
 // C[i] += H[i] B[i] for MR rows that each have a panel of their own. Each row's sum is what
 // `product` makes of it.
 template <class R, int MR, int NV>
-static void own_tile(const float* const* h, const char* const* b, int64_t k, float* const* c) {
+static void own_tile(const void* const* h, const char* const* b, int64_t k, float* const* c) {
   F acc[MR][1][NV];
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
@@ -104,7 +115,7 @@ static void own_tile(const float* const* h, const char* const* b, int64_t k, flo
   for (int64_t at = 0; at < k; at += R::step, place += NV * W * R::bytes)
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++)
-      R::add(acc[i], h + i, at, Beside<R>{b[i] + place}, at + 1 == k);
+      R::add(acc[i], (const typename R::X* const*)h + i, at, Beside<R>{b[i] + place}, at + 1 == k);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4
@@ -112,7 +123,7 @@ static void own_tile(const float* const* h, const char* const* b, int64_t k, flo
       store(c[i] + j * W, load(c[i] + j * W) + acc[i][0][j]);
 }
 constexpr int kOwnRows = 4;
-typedef void (*OwnTile)(const float* const*, const char* const*, int64_t, float* const*);
+typedef void (*OwnTile)(const void* const*, const char* const*, int64_t, float* const*);
 template <class R, int... at>
 constexpr std::array<OwnTile, sizeof...(at)> own_tiles(std::integer_sequence<int, at...>) {
   return {own_tile<R, at / kVectors + 1, at % kVectors + 1>...};
@@ -126,29 +137,44 @@ class OwnRows {
  public:
   explicit OwnRows(int vectors) : vectors_(vectors) {}
 
-  // Whether a row of this kind and rank waits now to be added to; if not, the caller does it.
-  bool take(int64_t kind, int64_t rank, const float* h, const char* b, float* c) {
+  // Whether a row read so, of this rank, waits now to be added to; if not, the caller does it.
+  bool take(Read read, int64_t rank, const void* h, const char* b, float* c) {
     if (rank > kPart) return false;
-    if (count_ == kOwnRows || kind != kind_ || rank != rank_) flush();
-    kind_ = kind, rank_ = rank;
+    if (count_ == kOwnRows || read != read_ || rank != rank_) flush();
+    read_ = read, rank_ = rank;
     h_[count_] = h, b_[count_] = b, c_[count_++] = c;
     return true;
   }
   void flush() {
     if (!count_) return;
     const int at = (count_ - 1) * kVectors + vectors_ - 1;
-    const OwnTile tile = kind_ == kBf16   ? kOwnTiles<ReadBf16>[at]
-                         : kind_ == kFp32 ? kOwnTiles<ReadFp32>[at]
-                                          : kOwnTiles<ReadInt8>[at];
-    tile(h_, b_, rank_, c_);
+    choose(at)(h_, b_, rank_, c_);
     count_ = 0;
   }
 
  private:
+  OwnTile choose(int at) const {
+    switch (read_) {
+      case Read::bf16:
+        return kOwnTiles<ReadBf16>[at];
+      case Read::bf16_by_bf16:
+        return kOwnTiles<ReadBf16ByBf16>[at];
+      case Read::fp32:
+        return kOwnTiles<ReadFp32>[at];
+      case Read::fp32_by_bf16:
+        return kOwnTiles<ReadFp32ByBf16>[at];
+      case Read::int8:
+        return kOwnTiles<ReadInt8>[at];
+      default:
+        return kOwnTiles<ReadInt8ByBf16>[at];
+    }
+  }
+
   const int vectors_;
   int count_ = 0;
-  int64_t kind_ = 0, rank_ = 0;
-  const float* h_[kOwnRows];
+  Read read_ = Read::bf16;
+  int64_t rank_ = 0;
+  const void* h_[kOwnRows];
   const char* b_[kOwnRows];
   float* c_[kOwnRows];
 };
@@ -163,15 +189,14 @@ inline void expand(const Lora& lora, int slice, int64_t n, Panel at, int64_t fro
     const int64_t begin = segment.start > from ? segment.start : from,
                   end = segment.end < to ? segment.end : to;
     if (begin >= end) continue;
-    const int64_t kind = segment.adapter->kind;
+    const Read read = lora.read(segment);
     const LoraSlice& b = lora.projection(segment).slice[slice];
     float* tile = c + (begin - from) * PN;
     Prefetch none;
-    const float* h = lora.h + begin * kRankStride + b.first_rank;
-    const char* panel = at.in(b.b, kind, b.rank);
-    if (b.rank && (end - begin > 1 || !own.take(kind, b.rank, h, panel, tile)))
-      product(read_of(kind), {h, kRankStride}, end - begin, panel, at.count, b.rank, tile, PN, true,
-              none);
+    const void* h = lora.h_at(begin, b.first_rank);
+    const char* panel = at.in(b.b, segment.adapter->kind, b.rank);
+    if (b.rank && (end - begin > 1 || !own.take(read, b.rank, h, panel, tile)))
+      product(read, {h, kRankStride}, end - begin, panel, at.count, b.rank, tile, PN, true, none);
     if (!b.gain && !b.bias) continue;
     own.flush();
     for (int64_t r = begin; r < end; r++, tile += PN)

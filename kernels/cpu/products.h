@@ -5,7 +5,8 @@
 namespace loraplex {
 
 constexpr int64_t kMaxRanges = 64;
-constexpr int64_t kPassRows = 64;  // rows that a thread takes through its panels at once
+constexpr int64_t kPassRows = 128;  // rows that a thread takes through its panels at once, at most
+constexpr int64_t kOwnPass = 128;   // rows for each thread, so that each has rows of its own
 
 // One projection's base matrices.
 struct Weights {
@@ -34,39 +35,40 @@ class Products {
  public:
   Read read;  // of base matrices
 
-  explicit Products(Frame& frame) : f(frame), e(frame.e), m(frame.m), b(frame.b) {
-    read = m.activations == kActBf16 ? Read::bf16_rows
-           : m.kind == kQuant8       ? Read::quant8
-           : m.kind == kFixed16      ? Read::fixed16
-                                     : read_of(m.kind);
+  explicit Products(Frame& frame)
+      : f(frame),
+        e(frame.e),
+        m(frame.m),
+        b(frame.b),
+        lora{b.segment, b.segments, 0, kLoraQkv, m.activations == kActBf16, e.h.row(0)} {
+    read = m.kind == kQuant8    ? Read::quant8
+           : m.kind == kFixed16 ? Read::fixed16
+                                : read_of(m.kind, m.activations == kActBf16);
     most = m.activations == kActInt8 ? 127 : m.kind == kFixed16 ? kMostFixed : kMostInt16;
   }
 
-  void enter_layer(int64_t l) { lora = {b.segment, b.segments, l, kLoraQkv, e.h.row(0)}; }
+  void enter_layer(int64_t l) { lora.layer = l; }
 
-  // Rows of fp32 as the base's products want them.
-  Rows operand(const Buffer& from, int64_t k) const {
-    if (m.activations == kActFp32) return {from.row(0), from.ld};
-    return {e.rounded.as<void>(), rounded_ld(k), e.scale.as<float>(), e.groups};
+  // Rows as the base's products want them.
+  Rows operand(const Operand& from, int64_t k) const {
+    if (!in_groups(read)) return from.rows();
+    return {e.rounded.as<void>(), int16_ld(k), e.scale.as<float>(), e.groups};
   }
-  void round_row(const float* x, int64_t k, int64_t r) {
-    if (m.activations == kActFp32) return;
-    int16_t* to = e.rounded.as<int16_t>() + r * rounded_ld(k);
-    if (m.activations == kActBf16)
-      to_bf16(x, k, (bf16*)to);
-    else
-      quantise(x, k, most, to, e.scale.as<float>() + r * e.groups);
+  void round_row(const Operand& from, int64_t k, int64_t r) {
+    if (in_groups(read))
+      quantise(from.row(r), k, most, e.rounded.as<int16_t>() + r * int16_ld(k),
+               e.scale.as<float>() + r * e.groups);
   }
 
   // What a projection needs before its panels: its rows rounded, where no norm did it, and the
   // adapters' shrink.
-  void enter(LoraPart part, const Buffer& from, int64_t k, bool rounded) {
-    const bool round = !rounded && m.activations != kActFp32;
+  void enter(LoraPart part, const Operand& from, int64_t k, bool rounded) {
+    const bool round = !rounded && in_groups(read);
     if (round)
       for (int64_t r = f.begin(b.rows); r < f.end(b.rows); r++)
-        round_row(from.row(r), k, r);
+        round_row(from, k, r);
     lora.part = part;
-    if (b.segments) shrink(lora, from.row(0), from.ld, k, f.t, f.threads);
+    if (b.segments) shrink(lora, from.rows(), k, f.t, f.threads);
     if (round || b.segments) f.meet();
     f.lap(kShrink);
   }
@@ -86,7 +88,7 @@ class Products {
   }
 
   // x += a projection of one slice.
-  void residual(const Matrix& w, LoraPart part, int64_t k, const Buffer& from, Range then) {
+  void residual(const Matrix& w, LoraPart part, int64_t k, const Operand& from, Range then) {
     enter(part, from, k, false);
     project({{&w}, {m.hidden}, 1, k}, from, then,
             [&](int, Panel at, int64_t r0, int64_t r1, const float* c) {
@@ -147,21 +149,28 @@ class Products {
   }
 
   // All panels by so many rows, kPassRows at a time, shared among the threads: take(panel, the one
-  // that this thread is likely to take then or -1, rows).
+  // that this thread is likely to take then or -1, rows). Threads have rows of their own where
+  // there are enough, as in a norm, or else panels.
   template <class Take>
   void each_panel(int64_t panels, int64_t rows, Take take) {
     Shares& shares = e.shares[turn_];
     turn_ = !turn_;
     e.shares[turn_].renew(f.t);  // for the next product: nobody takes from it before the barrier
-    const int64_t passes = ceil_div(rows, kPassRows);
-    const auto first = [&](int owner) { return f.share(panels, owner); };
+    const bool by_rows = rows >= kOwnPass * f.threads;
+    const int64_t own = round_up(ceil_div(rows, f.threads), kTileRows),
+                  pass = std::min(kPassRows, by_rows ? own : rows), passes = ceil_div(rows, pass);
+    const int64_t things = by_rows ? passes : panels, each = by_rows ? panels : passes;
+    const auto first = [&](int owner) { return f.share(things, owner); };
     const auto width = [&](int owner) { return first(owner + 1) - first(owner); };
+    const auto panel = [&](int owner, int64_t at) {
+      return by_rows ? at % panels : first(owner) + at % width(owner);
+    };
     shares.walk(
-        f.t, f.threads, [&](int owner) { return width(owner) * passes; },
+        f.t, f.threads, [&](int owner) { return width(owner) * each; },
         [&](int owner, int64_t at, int64_t next) {
-          const int64_t wide = width(owner), row = at / wide * kPassRows;
-          take(first(owner) + at % wide, next < 0 ? -1 : first(owner) + next % wide, row,
-               std::min(row + kPassRows, rows));
+          const int64_t row = (by_rows ? first(owner) + at / panels : at / width(owner)) * pass;
+          take(panel(owner, at), next < 0 ? -1 : panel(owner, next), row,
+               std::min(row + pass, rows));
         });
     f.meet();
   }
@@ -182,7 +191,7 @@ class Products {
   // A projection. done(slice, panel, from, to, tile) takes each finished tile; `then` is what this
   // thread reads next.
   template <class Done>
-  void project(const Weights& w, const Buffer& from, Range then, Done done) {
+  void project(const Weights& w, const Operand& from, Range then, Done done) {
     const Rows rows = operand(from, w.k);
     each_panel(w.panels(), b.rows, [&](int64_t p, int64_t next, int64_t r0, int64_t r1) {
       const auto [s, at] = w.panel(p);
@@ -195,8 +204,8 @@ class Products {
   void activate(Panel at, int64_t r0, int64_t r1) {
     for (int64_t r = 0; r < r1 - r0; r++)
       for (int64_t j = 0; j < at.count; j++)
-        store(e.active.row(r0 + r) + (at.first + j) * W,
-              silu_mul(load(tile_[0] + r * PN + j * W), load(tile_[1] + r * PN + j * W)));
+        e.active.put(r0 + r, (at.first + j) * W,
+                     silu_mul(load(tile_[0] + r * PN + j * W), load(tile_[1] + r * PN + j * W)));
   }
 
   Frame& f;
@@ -205,7 +214,7 @@ class Products {
   const Batch& b;
   float most;          // that a row is rounded to, where it is to int16
   bool turn_ = false;  // which of the engine's shares is this product's
-  Lora lora{};
+  Lora lora;
   alignas(64) float tile_[2][kPassRows * PN];
 };
 

@@ -7,30 +7,25 @@
 
 namespace loraplex {
 
-// Semantics: OUT[i] = X[i] / sqrt(mean_i X[i]^2 + eps) * WEIGHT[i].
-inline void rms_norm(const float* x, const float* weight, int64_t n, double eps, float* out) {
+// Semantics: OUT[i] = X[i] / sqrt(mean_i X[i]^2 + eps) * WEIGHT[i]; `put(i, v)` takes it, a vector
+// at a time.
+template <class Put>
+inline void rms_norm(const float* x, const float* weight, int64_t n, double eps, Put put) {
   F squares = {};
   for (int64_t i = 0; i < n; i += W) {
     F v = load_of(x, i, n);
     squares = fma(v, v, squares);
   }
   const F factor = splat(1.f / sqrtf(sum(squares) / (float)n + (float)eps));
-  for (int64_t i = 0; i < n; i += W) {
-    F v = load_of(x, i, n) * factor * load_of(weight, i, n);
-    if (i + W <= n)
-      store(out + i, v);
-    else
-      for (int64_t j = i; j < n; j++)
-        out[j] = v[j - i];
-  }
+  for (int64_t i = 0; i < n; i += W)
+    put(i, load_of(x, i, n) * factor * load_of(weight, i, n));
 }
 
 // Semantics: silu(G) * U with silu(g) = g / (1 + exp(-g)).
 LPX_INLINE F silu_mul(F gate, F up) {
   const F zero = {}, one = splat(1.f);
-  F size = gate < zero ? -gate : gate;
-  F e = exp2(size * splat(-kLog2E));  // exp(-|g|)
-  return gate * (gate < zero ? e : one) / (one + e) * up;
+  F e = exp2(abs(gate) * splat(-kLog2E));  // exp(-|g|)
+  return gate * (gate < zero ? e : one) * inverse(one + e) * up;
 }
 
 // Semantics: cap * tanh(X / cap).
@@ -81,12 +76,6 @@ inline void quantise(const float* x, int64_t n, float most, int16_t* q, float* s
       q[i] = (int16_t)__builtin_rintf(x[i] * factor[0]);
     if (size % 2) q[size] = 0;
   }
-}
-
-// To bf16, padded with zeroes to a whole vector.
-inline void to_bf16(const float* x, int64_t n, bf16* out) {
-  for (int64_t i = 0; i < n; i += W)
-    store_bf16(out + i, load_of(x, i, n));
 }
 
 }  // namespace loraplex

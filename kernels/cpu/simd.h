@@ -101,19 +101,31 @@ LPX_INLINE F fma(F a, F b, F c) {
 
 // The sum of all lanes, halves first: one order on every machine.
 inline float sum(F v) {
-  alignas(64) float x[W];
-  store(x, v);
+#if defined(LPX_AVX512)
+  return _mm512_reduce_add_ps(v);
+#elif defined(LPX_AVX2)
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return x[0] + x[1];
+#else
   for (int n = W / 2; n; n /= 2)
     for (int i = 0; i < n; i++)
-      x[i] += x[i + n];
-  return x[0];
+      v[i] += v[i + n];
+  return v[0];
+#endif
 }
 inline float highest(F v) {
-  alignas(64) float x[W];
-  store(x, v);
+#if defined(LPX_AVX512)
+  return _mm512_reduce_max_ps(v);
+#elif defined(LPX_AVX2)
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return x[0] > x[1] ? x[0] : x[1];
+#else
   for (int i = 1; i < W; i++)
-    x[0] = x[i] > x[0] ? x[i] : x[0];
-  return x[0];
+    v[0] = v[i] > v[0] ? v[i] : v[0];
+  return v[0];
+#endif
 }
 
 // Lanes hold two bf16: the first in the low half.
@@ -125,6 +137,7 @@ inline float widen(bf16 x) {
   memcpy(&f, &u, 4);
   return f;
 }
+inline float widen(float x) { return x; }
 // To nearest, ties to even; NaN stays NaN.
 inline bf16 round_bf16(float x) {
   uint32_t u;
@@ -228,15 +241,33 @@ LPX_INLINE F nearest(F x) {
 // on [-1/2, 1/2].
 LPX_INLINE F exp2(F x) {
   const F low = splat(-126.f);
+#if defined(LPX_AVX512)
+  const F n = _mm512_roundscale_ps(x, 8), f = x - n;
+#else
   F y = x > low ? x : low, n = nearest(y), f = y - n;
+#endif
   F p = splat(1.33976015e-3f);
   p = fma(p, f, splat(9.61815726e-3f));
   p = fma(p, f, splat(5.55033945e-2f));
   p = fma(p, f, splat(2.40226522e-1f));
   p = fma(p, f, splat(6.93147182e-1f));
   p = fma(p, f, splat(1.f));
+#if defined(LPX_AVX512)
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), p, n);
+#else
   const I exponent = (I)(n + splat(12582912.f)) << 23;  // n stands in the low bits of this sum
   return x >= low ? (F)((I)p + exponent) : F{};
+#endif
+}
+LPX_INLINE F abs(F x) { return (F)((I)x & 0x7fffffff); }
+// 1 / x for x in [1, 2^126], to 1e-7 relative.
+LPX_INLINE F inverse(F x) {
+#if defined(LPX_AVX512)
+  const F y = _mm512_rcp14_ps(x);
+  return fma(y, fma(-x, y, splat(1.f)), y);
+#else
+  return splat(1.f) / x;
+#endif
 }
 constexpr float kLog2E = 1.44269504f;
 

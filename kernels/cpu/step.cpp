@@ -50,8 +50,8 @@ class Step {
 
   void norm(const float* weight) {
     for (int64_t r = f.begin(b.rows); r < f.end(b.rows); r++) {
-      rms_norm(e.x.row(r), weight, m.hidden, m.norm_eps, e.xn.row(r));
-      products.round_row(e.xn.row(r), m.hidden, r);
+      rms_norm(e.x.row(r), weight, m.hidden, m.norm_eps, e.xn.at(r));
+      products.round_row(e.xn, m.hidden, r);
     }
     f.meet();
     f.lap(kNorm);

@@ -1,9 +1,9 @@
 // The one product that everything in the step is made of, in register tiles.
 //
 // Semantics: C[i, o] (+)= sum_k X[i, k] W[o, k], sums in fp32, taken in order of k in parts of
-// kPart (so that a long sum loses no more digits than a blocked BLAS does). Rows of int16 have a
-// scale for each kGroup inputs, whose sum is taken in int32, exactly. A row's sum never depends on
-// how many rows share the product.
+// `part_of` (so that a long sum loses no more digits than a blocked BLAS does). Rows of int16 have
+// a scale for each kGroup inputs, whose sum is taken in int32, exactly. A row's sum never depends
+// on how many rows share the product.
 #pragma once
 #include <array>
 #include <utility>
@@ -14,7 +14,7 @@
 namespace loraplex {
 
 constexpr int64_t kPart = 192;
-constexpr int64_t kInt16Part = 576;  // whose panel takes 18 KB
+constexpr int64_t kLongPart = 576;
 
 // What rows are best rounded to for bf16 weights. On AVX2 an instruction multiplies and adds pairs
 // of int16, where one of fp32 takes half as many, and their weights are widened before.
@@ -41,11 +41,11 @@ struct Rows {
 };
 
 // ACC[i, j] += X[i, k] B[j], for one k.
-template <int MR, int NV>
-LPX_INLINE void multiply_add(F (&acc)[MR][NV], const float* const* x, int64_t k, const F (&b)[NV]) {
+template <class X, int MR, int NV>
+LPX_INLINE void multiply_add(F (&acc)[MR][NV], const X* const* x, int64_t k, const F (&b)[NV]) {
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
-    F a = splat(x[i][k]);
+    F a = splat(widen(x[i][k]));
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
       acc[i][j] = fma(a, b[j], acc[i][j]);
@@ -83,9 +83,9 @@ struct ReadBf16 {
     multiply_add(acc, x, k + 1, b);
   }
 };
-template <class T>
+template <class T, class RowsOf>
 struct ReadWhole {
-  typedef float X;
+  typedef RowsOf X;
   static constexpr int step = 1, bytes = sizeof(T);
   template <int MR, int NV, class At>
   static LPX_INLINE void add(F (&acc)[MR][NV], const X* const* x, int64_t k, At w, bool) {
@@ -96,11 +96,13 @@ struct ReadWhole {
     multiply_add(acc, x, k, b);
   }
 };
-typedef ReadWhole<float> ReadFp32;
-typedef ReadWhole<int8_t> ReadInt8;
+typedef ReadWhole<float, float> ReadFp32;
+typedef ReadWhole<int8_t, float> ReadInt8;
+typedef ReadWhole<float, bf16> ReadFp32ByBf16;
+typedef ReadWhole<int8_t, bf16> ReadInt8ByBf16;
 
-// bf16 panels and rows rounded to bf16, padded with zeroes to whole pairs.
-struct ReadBf16Rows {
+// Rows of bf16, padded with zeroes to whole pairs.
+struct ReadBf16ByBf16 {
   typedef bf16 X;
   static constexpr int step = 2, bytes = 4;
   template <int MR, int NV, class At>
@@ -253,18 +255,27 @@ struct InGroups {
 template <class Make>
 constexpr auto kTiles = all_tiles<Make>(std::make_integer_sequence<int, kMostRows * kVectors>());
 
-// A way to read a panel: the kind of W, and of X where there is a choice.
-enum class Read { bf16, fp32, int8, bf16_rows, quant8, fixed16 };
+// A way to read a panel: the kind of W, and of X where that is not fp32.
+enum class Read { bf16, fp32, int8, bf16_by_bf16, fp32_by_bf16, int8_by_bf16, quant8, fixed16 };
 
 inline bool in_groups(Read read) { return read == Read::quant8 || read == Read::fixed16; }
 
-inline Read read_of(int64_t kind) {
-  return kind == kBf16 ? Read::bf16 : kind == kFp32 ? Read::fp32 : Read::int8;
+inline Read read_of(int64_t kind, bool bf16_rows) {
+  switch (kind) {
+    case kBf16:
+      return bf16_rows ? Read::bf16_by_bf16 : Read::bf16;
+    case kFp32:
+      return bf16_rows ? Read::fp32_by_bf16 : Read::fp32;
+    default:
+      return bf16_rows ? Read::int8_by_bf16 : Read::int8;
+  }
 }
-inline int x_bytes(Read read) { return read == Read::bf16_rows || in_groups(read) ? 2 : 4; }
-inline int step_of(Read read) { return read == Read::fp32 || read == Read::int8 ? 1 : 2; }
+inline bool is_int8(Read read) { return read == Read::int8 || read == Read::int8_by_bf16; }
+inline bool is_fp32(Read read) { return read == Read::fp32 || read == Read::fp32_by_bf16; }
+inline int x_bytes(Read read) { return read <= Read::int8 ? 4 : 2; }
+inline int step_of(Read read) { return is_fp32(read) || is_int8(read) ? 1 : 2; }
 inline int64_t step_bytes(Read read) {
-  return read == Read::int8 ? W : read == Read::quant8 ? W * 2 : W * 4;
+  return is_int8(read) ? W : read == Read::quant8 ? W * 2 : W * 4;
 }  // of one vector
 
 inline Tile choose_tile(Read read, int rows, int vectors) {
@@ -276,8 +287,12 @@ inline Tile choose_tile(Read read, int rows, int vectors) {
       return kTiles<Plainly<ReadFp32>>[at];
     case Read::int8:
       return kTiles<Plainly<ReadInt8>>[at];
-    case Read::bf16_rows:
-      return kTiles<Plainly<ReadBf16Rows>>[at];
+    case Read::bf16_by_bf16:
+      return kTiles<Plainly<ReadBf16ByBf16>>[at];
+    case Read::fp32_by_bf16:
+      return kTiles<Plainly<ReadFp32ByBf16>>[at];
+    case Read::int8_by_bf16:
+      return kTiles<Plainly<ReadInt8ByBf16>>[at];
     case Read::quant8:
       return kTiles<InGroups<int8_t>>[at];
     default:
@@ -285,10 +300,11 @@ inline Tile choose_tile(Read read, int rows, int vectors) {
   }
 }
 
-// Values of k that tiles take at once. Sums of int16 lose nothing: only the cache bounds them.
+// Values of k that tiles take at once. Longer parts where sums lose nothing, as of int16, or less
+// than rows of bf16 have lost.
 inline int64_t part_of(Read read, int64_t k) {
-  if (!in_groups(read)) return kPart;
-  return round_up(ceil_div(k, ceil_div(k, kInt16Part)), kGroup);
+  if (!in_groups(read) && read != Read::bf16_by_bf16) return kPart;
+  return round_up(ceil_div(k, ceil_div(k, kLongPart)), kGroup);
 }
 
 // How many tiles take `count` rows: kTileRows each, or a little more where one more tile would have
