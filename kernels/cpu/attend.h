@@ -22,15 +22,9 @@ class Attention {
     });
   }
 
-  void run(int64_t l) {
-    layer = &m.layer[l];
-    place_keys(l);
-    attend(l);
-  }
-
- private:
   // Norms and rotates queries and keys, and writes keys and values.
   void place_keys(int64_t l) {
+    layer = &m.layer[l];
     const int64_t d = m.head_dim;
     if (f.t == 0) e.next_tile = 0;
     e.attention_shares.renew(f.t);
@@ -51,6 +45,38 @@ class Attention {
     });
     f.meet();
   }
+  // The rows that go on attend to the keys that they see.
+  void attend(int64_t l) {
+    const int64_t units =
+        f.going->shared.empty() ? (int64_t)f.going->tiles.size() : (int64_t)f.going->shared.size();
+    // Heads of a sequence lie side by side: one thread takes them all where there are enough.
+    const int64_t run = units >= kRuns * f.threads ? groups() : 1, runs = units * groups() / run;
+    const auto first = [&](int owner) { return f.share(runs, owner); };
+    e.attention_shares.walk(
+        f.t, f.threads, [&](int owner) { return first(owner + 1) - first(owner); },
+        [&](int owner, int64_t at, int64_t next) {
+          const int64_t item = (first(owner) + at) * run;
+          for (int64_t i = item; i < item + run; i++)
+            attend_item(i,
+                        i + 1 < item + run ? i + 1
+                        : next < 0         ? -1
+                                           : (first(owner) + next) * run,
+                        l);
+        });
+    f.meet();
+    if (f.going->shared.empty()) return;
+    for (int64_t i; (i = e.next_tile.fetch_add(1)) < (int64_t)f.going->tiles.size() * groups();) {
+      const AttentionTile& tile = f.going->tiles[i / groups()];
+      const State whole = slot(tile, 0, i % groups());
+      const Task task = task_of(tile, i % groups(), l);
+      for (int64_t part = 1; part < tile.parts; part++)
+        add_part(task, whole, slot(tile, part, i % groups()));
+      finish(task, whole);
+    }
+    f.meet();
+  }
+
+ private:
   template <class Do>
   void for_own_rows(Do what) const {
     for (int64_t s = 0; s < b.sequences; s++) {
@@ -77,45 +103,18 @@ class Attention {
             std::min(head_group, all - within),
             kv_head * all + within,
             e.qkv.row(tile.row),
-            e.qkv.ld};
+            e.qkv.ld,
+            tile.out};
   }
 
-  void attend(int64_t l) {
-    const int64_t units = e.shared.empty() ? (int64_t)e.tiles.size() : (int64_t)e.shared.size();
-    // Heads of a sequence lie side by side: one thread takes them all where there are enough.
-    const int64_t run = units >= kRuns * f.threads ? groups() : 1, runs = units * groups() / run;
-    const auto first = [&](int owner) { return f.share(runs, owner); };
-    e.attention_shares.walk(
-        f.t, f.threads, [&](int owner) { return first(owner + 1) - first(owner); },
-        [&](int owner, int64_t at, int64_t next) {
-          const int64_t item = (first(owner) + at) * run;
-          for (int64_t i = item; i < item + run; i++)
-            attend_item(i,
-                        i + 1 < item + run ? i + 1
-                        : next < 0         ? -1
-                                           : (first(owner) + next) * run,
-                        l);
-        });
-    f.meet();
-    if (e.shared.empty()) return;
-    for (int64_t i; (i = e.next_tile.fetch_add(1)) < (int64_t)e.tiles.size() * groups();) {
-      const AttentionTile& tile = e.tiles[i / groups()];
-      const State whole = slot(tile, 0, i % groups());
-      const Task task = task_of(tile, i % groups(), l);
-      for (int64_t part = 1; part < tile.parts; part++)
-        add_part(task, whole, slot(tile, part, i % groups()));
-      finish(task, whole);
-    }
-    f.meet();
-  }
   // Item i; `next` is the one that this thread is likely to take then, or -1.
   void attend_item(int64_t i, int64_t next, int64_t l) {
     const auto [index, part] = unit(i / groups());
-    const AttentionTile& tile = e.tiles[index];
+    const AttentionTile& tile = f.going->tiles[index];
     const Task task = task_of(tile, i % groups(), l);
     const char* then = next < 0 ? nullptr : first_keys(unit(next / groups()), next % groups(), l);
     gather_queries(task);
-    if (e.shared.empty())
+    if (f.going->shared.empty())
       attend_whole(task, tile.parts, then);
     else
       attend_part(cache, task, part, (float)m.attention_softcap, s, then,
@@ -123,19 +122,19 @@ class Attention {
   }
   // What one item works on: a tile, and a part of its context where parts are shared.
   std::pair<int64_t, int64_t> unit(int64_t i) const {
-    return e.shared.empty() ? std::pair<int64_t, int64_t>(i, 0) : e.shared[i];
+    return f.going->shared.empty() ? std::pair<int64_t, int64_t>(i, 0) : f.going->shared[i];
   }
 
   // The first block of keys of an item.
   const char* first_keys(std::pair<int64_t, int64_t> unit, int64_t group, int64_t l) const {
-    const AttentionTile& tile = e.tiles[unit.first];
+    const AttentionTile& tile = f.going->tiles[unit.first];
     const Task task = task_of(tile, group, l);
     const int64_t key = std::max(unit.second * kPartKeys, task.oldest());
     return cache.head(task.block_table[key / m.block_size], l, 0, task.kv_head);
   }
   // Where the softmax of a shared part is kept until it is merged.
   State slot(const AttentionTile& tile, int64_t part, int64_t group) const {
-    float* at = e.partial.data() + ((tile.slot + part) * groups() + group) * e.slot_floats;
+    float* at = e.partial.data() + ((tile.slot + part) * groups() + group) * f.going->slot_floats;
     const int64_t queries = tile.rows * head_group;
     return {at, at + queries, at + 2 * queries, m.head_dim};
   }
@@ -174,7 +173,7 @@ class Attention {
   }
   void finish(const Task& task, const State& whole) const {
     for (int64_t i = 0; i < task.positions * task.heads; i++) {
-      const int64_t row = (task.q - e.qkv.row(0)) / e.qkv.ld + i / task.heads,
+      const int64_t row = task.out + i / task.heads,
                     column = (task.first_head + i % task.heads) * m.head_dim;
       const F inverse = splat(1.f / whole.total[i]);
       for (int64_t d = 0; d < m.head_dim; d += W)

@@ -37,6 +37,7 @@ struct Task {
   int64_t heads, first_head;    // query heads a row has here; in Q and O
   const float* q;  // scaled; the first row's heads, [positions, heads, dim] with strides
   int64_t row_stride;
+  int64_t out;  // the first row's number among those that attend
 
   // The oldest key that a row at a position sees; that any row of the task sees.
   int64_t first_key(int64_t at) const { return window && at >= window ? at - window + 1 : 0; }

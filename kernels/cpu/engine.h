@@ -77,10 +77,22 @@ class Operand {
   Memory memory_;
 };
 
-// Some rows of one sequence that attend together. When parts of the context are shared among
-// threads, their results go to slots from `slot` on.
+// Some rows of one sequence that attend together; the first is number `out` of those that do. When
+// parts of the context are shared among threads, their results go to slots from `slot` on.
 struct AttentionTile {
-  int64_t sequence, row, rows, parts, slot;
+  int64_t sequence, row, rows, out, parts, slot;
+};
+
+// The rows that go on: all of a batch, or, once the last layer's keys are kept, those that are
+// wanted.
+struct Going {
+  int64_t rows = 0, slots = 0, slot_floats = 0;
+  const int32_t* row = nullptr;  // which row of the batch each is, or null for the same
+  std::vector<Segment> segments;
+  std::vector<AttentionTile> tiles;
+  std::vector<std::pair<int64_t, int64_t>> shared;  // (tile, part) when parts are shared
+
+  int64_t batch_row(int64_t r) const { return row ? row[r] : r; }
 };
 
 struct Engine {
@@ -92,10 +104,8 @@ struct Engine {
   Memory rounded, scale;    // rows of int16; [rows, groups]
   std::vector<float> best;  // [threads, wanted]
   std::vector<int32_t> best_token;
-  std::vector<AttentionTile> tiles;
-  std::vector<std::pair<int64_t, int64_t>> shared;  // (tile, part) when parts are shared
+  Going all, last;  // the rows of the step, and of its last layer
   std::vector<float> partial;
-  int64_t slot_floats = 0;
   std::vector<std::unique_ptr<AttentionScratch>> scratch;
   std::atomic<int64_t> next_tile;  // of those whose parts are merged
   Shares attention_shares;         // of its items
@@ -125,31 +135,5 @@ struct Engine {
       scratch.push_back(std::make_unique<AttentionScratch>(m.head_dim));
   }
 };
-
-// The step's attention as tiles; a few long contexts are shared by parts, so that all threads have
-// work.
-void plan_attention(Engine& e, const Batch& b) {
-  e.tiles.clear(), e.shared.clear();
-  int64_t longest = 0, slots = 0, rows = 0;
-  for (int64_t s = 0; s < b.sequences; s++) {
-    const Sequence& q = b.sequence[s];
-    for (int64_t row = q.start; row < q.end; row += kTilePositions) {
-      const int64_t count = std::min(kTilePositions, q.end - row),
-                    end = q.context - (q.end - row) + count;
-      const int64_t parts = ceil_div(end, kPartKeys);
-      e.tiles.push_back({s, row, count, parts, slots});
-      slots += parts, longest = std::max(longest, parts), rows = std::max(rows, count);
-    }
-  }
-  const int64_t heads = std::min<int64_t>(e.m.heads / e.m.kv_heads, kTileQueries),
-                groups = e.m.kv_heads * ceil_div(e.m.heads / e.m.kv_heads, heads);
-  if (longest == 1 || (int64_t)e.tiles.size() * groups >= 4 * e.team.size() || e.team.size() == 1)
-    return;
-  for (int64_t i = 0; i < (int64_t)e.tiles.size(); i++)
-    for (int64_t part = 0; part < e.tiles[i].parts; part++)
-      e.shared.push_back({i, part});
-  e.slot_floats = round_up(rows * heads * (e.m.head_dim + 2), 16);
-  e.partial.resize(slots * groups * e.slot_floats);
-}
 
 }  // namespace loraplex

@@ -2,7 +2,7 @@
 #pragma once
 #include <ctime>
 
-#include "engine.h"
+#include "plan.h"
 
 namespace loraplex {
 
@@ -19,6 +19,7 @@ struct Frame {
   const Model& m;
   const Batch& b;
   const int t, threads;
+  const Going* going = &e.all;
   double clock = now();
 
   // The first of this thread's share of n things; the share ends where the next one's begins.

@@ -40,7 +40,7 @@ class Products {
         e(frame.e),
         m(frame.m),
         b(frame.b),
-        lora{b.segment, b.segments, 0, kLoraQkv, m.activations == kActBf16, e.h.row(0)} {
+        lora{nullptr, 0, 0, kLoraQkv, m.activations == kActBf16, e.h.row(0)} {
     read = m.kind == kQuant8    ? Read::quant8
            : m.kind == kFixed16 ? Read::fixed16
                                 : read_of(m.kind, m.activations == kActBf16);
@@ -65,11 +65,12 @@ class Products {
   void enter(LoraPart part, const Operand& from, int64_t k, bool rounded) {
     const bool round = !rounded && in_groups(read);
     if (round)
-      for (int64_t r = f.begin(b.rows); r < f.end(b.rows); r++)
+      for (int64_t r = f.begin(f.going->rows); r < f.end(f.going->rows); r++)
         round_row(from, k, r);
     lora.part = part;
-    if (b.segments) shrink(lora, from.rows(), k, f.t, f.threads);
-    if (round || b.segments) f.meet();
+    lora.segment = f.going->segments.data(), lora.segments = (int64_t)f.going->segments.size();
+    if (lora.segments) shrink(lora, from.rows(), k, f.t, f.threads);
+    if (round || lora.segments) f.meet();
     f.lap(kShrink);
   }
 
@@ -94,7 +95,7 @@ class Products {
             [&](int, Panel at, int64_t r0, int64_t r1, const float* c) {
               for (int64_t r = r0; r < r1; r++)
                 for (int64_t j = 0; j < at.count; j++) {
-                  float* to = e.x.row(r) + (at.first + j) * W;
+                  float* to = e.x.row(f.going->batch_row(r)) + (at.first + j) * W;
                   store(to, load(to) + load(c + (r - r0) * PN + j * W));
                 }
             });
@@ -106,7 +107,7 @@ class Products {
     enter(kLoraGateUp, e.xn, m.hidden, true);
     const Rows rows = operand(e.xn, m.hidden);
     const Cut cut(m.inner);
-    each_panel(cut.panels, b.rows, [&](int64_t p, int64_t next, int64_t r0, int64_t r1) {
+    each_panel(cut.panels, f.going->rows, [&](int64_t p, int64_t next, int64_t r0, int64_t r1) {
       const Panel at = cut.panel(p);
       const Range up = panel_range(layer.up, at, m.hidden);
       const Range then = next < 0 ? first_of(layer.down, m.hidden, m.inner)
@@ -193,7 +194,7 @@ class Products {
   template <class Done>
   void project(const Weights& w, const Operand& from, Range then, Done done) {
     const Rows rows = operand(from, w.k);
-    each_panel(w.panels(), b.rows, [&](int64_t p, int64_t next, int64_t r0, int64_t r1) {
+    each_panel(w.panels(), f.going->rows, [&](int64_t p, int64_t next, int64_t r0, int64_t r1) {
       const auto [s, at] = w.panel(p);
       const Range range = next < 0 ? then : range_of(w, w.panel(next));
       panel_rows(*w.matrix[s], s, w.n[s], w.k, at, rows, r0, r1, range, tile_[0]);

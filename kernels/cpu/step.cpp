@@ -31,7 +31,10 @@ class Step {
     attention.begin_blocks();
     for (int64_t l = 0; l < m.layers; l++) {
       products.enter_layer(l);
-      attention_block(l);
+      keep_keys(l);
+      if (l + 1 == m.layers && b.wanted < b.rows) f.going = &e.last;
+      if (!f.going->rows) return;
+      attend(l);
       mlp_block(l);
     }
     head.run();
@@ -49,23 +52,28 @@ class Step {
   }
 
   void norm(const float* weight) {
-    for (int64_t r = f.begin(b.rows); r < f.end(b.rows); r++) {
-      rms_norm(e.x.row(r), weight, m.hidden, m.norm_eps, e.xn.at(r));
+    for (int64_t r = f.begin(f.going->rows); r < f.end(f.going->rows); r++) {
+      rms_norm(e.x.row(f.going->batch_row(r)), weight, m.hidden, m.norm_eps, e.xn.at(r));
       products.round_row(e.xn, m.hidden, r);
     }
     f.meet();
     f.lap(kNorm);
   }
 
-  void attention_block(int64_t l) {
+  void keep_keys(int64_t l) {
     const Layer& layer = m.layer[l];
-    const int64_t q = m.heads * m.head_dim;
     norm(layer.attention_norm);
     products.qkv(layer);
     f.lap(kQkv);
-    attention.run(l);
+    attention.place_keys(l);
     f.lap(kAttention);
-    products.residual(layer.o, kLoraO, q, e.attended,
+  }
+
+  void attend(int64_t l) {
+    const Layer& layer = m.layer[l];
+    attention.attend(l);
+    f.lap(kAttention);
+    products.residual(layer.o, kLoraO, m.heads * m.head_dim, e.attended,
                       products.first_of(layer.gate, m.inner, m.hidden));
     f.lap(kO);
   }
@@ -156,7 +164,7 @@ void* lpx_start(const Model* m, int64_t max_rows, int64_t max_wanted, int64_t th
 
 void lpx_step(void* engine, const Batch* batch) {
   Job job{(Engine*)engine, batch};
-  plan_attention(*job.engine, *batch);
+  plan(*job.engine, *batch);
   for (int t = 0; t < job.engine->team.size(); t++)
     job.engine->shares[0].renew(t);
   job.engine->team.run(
