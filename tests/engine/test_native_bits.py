@@ -3,9 +3,11 @@
 Alone, among strangers, under any chunking, on any number of threads, with every kind of base.
 """
 
+import dataclasses
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -99,6 +101,23 @@ def test_any_number_of_threads(
         found.append(torch.cat([*first, *last]))
         runner.executor.close()
     assert all(torch.equal(found[0], logits) for logits in found[1:])
+
+
+@pytest.mark.parametrize("precision", ["bfloat16 rows", "fixed point", "int8 KV"])
+def test_any_rows_may_be_wanted(
+    precision: str, isa: str, make: Any, native_kit: ModuleType, torch_kit: ModuleType
+) -> None:
+    """Only these go on once the last layer's keys are kept; some attend to a long context."""
+    runner = make(isa=isa, threads=3, **PRECISIONS[precision])
+    ids = [native_kit.tokens(length, length) for length in (560, 3, 40, 129, 17, 64)]
+    tracks = [torch_kit.Track(tokens, image) for tokens, image in zip(ids, IMAGES, strict=True)]
+    runner.step((tracks[0], 505))
+    batch, *_ = runner.batch((tracks[0], 55), *((t, len(t.token_ids)) for t in tracks[1:]))
+    rows, last = len(batch.token_ids), [span.end - 1 for span in batch.spans]
+    everything = runner.executor.execute(batch).logits.clone()
+    for wanted in ([], [rows - 1], last, range(0, rows, 3), range(50, rows - 70), [0, 1, 2, *last]):
+        some = dataclasses.replace(batch, wanted=np.unique(np.array(wanted, np.int32)))
+        assert torch.equal(runner.executor.execute(some).logits, everything[some.wanted])
 
 
 def test_removed_images_leave_nothing(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loraplex.engine.batch import build
+from loraplex.engine.batch import Batch, build
 from loraplex.engine.executor import Executor, TorchExecutor
 from loraplex.engine.image_builder import ImageBuilder, SliceData
 from loraplex.engine.images import ImageHeader, read_image
@@ -102,6 +102,13 @@ class Runner:
 
     def step(self, *parts: tuple[Track, int]) -> list[Tensor]:
         """Run the next `count` tokens of each track; logits of all these tokens, by part."""
+        batch, order, chosen = self.batch(*parts)
+        logits = self.executor.execute(batch).logits.clone()
+        spans = {id(p): logits[s.start : s.end] for p, s in zip(order, batch.spans, strict=True)}
+        return [spans[id(part)] for part in chosen]
+
+    def batch(self, *parts: tuple[Track, int]) -> tuple[Batch, list[Part], list[Part]]:
+        """The next `count` tokens of each track, all wanted; parts in row order, and as given."""
         chosen = [Part(track, track.computed, count, count) for track, count in parts]
         for part in chosen:
             part.sequence.computed += part.count
@@ -109,10 +116,7 @@ class Runner:
                 part.sequence.block_table
             )
             part.sequence.block_table += [self.free.pop() for _ in range(need)]
-        batch, order = build(chosen, self.executor.block_size)
-        logits = self.executor.execute(batch).logits.clone()
-        spans = {id(p): logits[s.start : s.end] for p, s in zip(order, batch.spans, strict=True)}
-        return [spans[id(part)] for part in chosen]
+        return *build(chosen, self.executor.block_size), chosen
 
     def logits(self, token_ids: Sequences[int], image: str | None = None) -> Tensor:
         """Logits of all tokens `[T, vocabulary]`, in one step alone."""
