@@ -78,6 +78,7 @@ def load_native(
         settings.quantization,
         stored_bf16=are_bf16(directory),
         activations=library.activations,
+        w8a8_kind=library.w8a8_kind,
         kv_dtype=getattr(torch, settings.choose_kv_dtype("native", name, "int8")),
     )
     weights = Checkpoint(directory)

@@ -82,19 +82,22 @@ def choose_precision(
     *,
     stored_bf16: bool,
     activations: int,
+    w8a8_kind: int = abi.QUANT8,
     kv_dtype: torch.dtype | None = None,
 ) -> Precision:
     """The precision that the settings ask for; "auto" is bfloat16.
 
-    `activations` is what the machine's library best rounds rows to for products with bf16 weights.
+    `activations` is what the machine's library best rounds rows to for products with bf16 weights,
+    `w8a8_kind` how it best keeps int8 weights for rows of int8.
     float32 with weights that are `stored_bf16` keeps them as they are: the products are the same.
     KV is kept in the computation's dtype unless `kv_dtype` is given.
     """
     wide = torch.float32 if dtype == "float32" else torch.bfloat16
     kv = kv_dtype or wide
+    if quantization == "int8":
+        return Precision(abi.QUANT8, abi.ACT_INT16, wide, kv, quantization)
     if quantization != "none":
-        steps = abi.ACT_INT16 if quantization == "int8" else abi.ACT_INT8
-        return Precision(abi.QUANT8, steps, wide, kv, quantization)
+        return Precision(w8a8_kind, abi.ACT_INT8, wide, kv, quantization)
     if wide == torch.float32:
         kind = abi.BF16 if stored_bf16 else abi.FP32
         return Precision(kind, abi.ACT_FP32, wide, kv, "float32")

@@ -8,11 +8,12 @@ namespace loraplex {
 
 // How a matrix [n, k] (n outputs, k inputs) is stored once packed; see panels.h.
 enum Kind : int64_t {
-  kBf16 = 0,    // from bf16
-  kFp32 = 1,    // from fp32
-  kInt8 = 2,    // from int8 values, as they are: an int8 image, whose scales its `scale` row holds
-  kQuant8 = 3,  // from bf16: int8 with one scale per output (W8A16, W8A8)
-  kFixed16 = 4  // from bf16: int16 with one power of two per output, nearly all of them exact
+  kBf16 = 0,     // from bf16
+  kFp32 = 1,     // from fp32
+  kInt8 = 2,     // from int8 values, as they are: an int8 image, whose scales its `scale` row holds
+  kQuant8 = 3,   // from bf16: int8 with one scale per output
+  kFixed16 = 4,  // from bf16: int16 with one power of two per output, nearly all of them exact
+  kOffset8 = 5   // as kQuant8, but 128 more and so unsigned, as bytes are multiplied by int8
 };
 
 struct Matrix {
@@ -50,7 +51,7 @@ enum Activations : int64_t {
   kActFp32 = 0,   // kBf16, kFp32
   kActBf16 = 1,   // kBf16, for machines that multiply bf16
   kActInt16 = 2,  // kQuant8: W8A16; kFixed16
-  kActInt8 = 3    // kQuant8: W8A8
+  kActInt8 = 3    // W8A8: int8 for kOffset8, as many steps of int16 for kQuant8
 };
 
 // An adapter's part in one linear of a fused projection.
@@ -110,9 +111,11 @@ constexpr int kPhases = 8;
 
 }  // namespace loraplex
 
+#pragma GCC visibility push(default)
 extern "C" {
 const char* lpx_isa();      // "avx512", "avx2" or "scalar"
 int64_t lpx_activations();  // what rows are best rounded to here for products with bf16 weights
+int64_t lpx_w8a8_kind();    // of the weights that rows of int8 are best multiplied with here
 int64_t lpx_packed_bytes(int64_t kind, int64_t n, int64_t k);
 // Pack element (i, j) at source[i * stride_n + j * stride_k]; source is bf16, fp32 or int8 by kind,
 // `to` 64-byte aligned.
@@ -133,3 +136,4 @@ void lpx_step(void*, const loraplex::Batch*);  // at most max_rows rows
 void lpx_draw(void*, int64_t count, loraplex::Draw* rows);
 void lpx_stop(void*);
 }
+#pragma GCC visibility pop

@@ -1,6 +1,6 @@
-// Attention's two products in register tiles: queries by the keys of several blocks, weights by the
-// values of all of them. Each vector is read where its block lies, and while it is multiplied the
-// same place of the block that comes next is prefetched.
+// Attention's two products in register tiles (block_tiles.cpp): queries by the keys of several
+// blocks, weights by the values of all of them. Each vector is read where its block lies, and while
+// it is multiplied the same place of the block that comes next is prefetched.
 //
 // This file knows where blocks lie; it refuses to know whose they are. A row's sum is one sum over
 // k, or over all keys, in order: it never depends on how many rows or vectors share a tile.
@@ -18,96 +18,18 @@ constexpr int block_vectors(int rows) {
 
 // Semantics: C[i, j W + l] = sum_k X[i, k] K_j[k, l], for vectors of keys at w[j], each with
 // `stride` bytes from one step of k to the next; then[j] is prefetched.
-template <class R, int MR, int NV>
-static void score_tile(const Rows& rows, const char* const* w, const char* const* then,
-                       int64_t stride, int64_t k, float* c, int64_t ldc) {
-  const typename R::X* x[MR];
-  F acc[MR][NV];
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++) {
-    x[i] = (const typename R::X*)rows.x + i * rows.ld;
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      acc[i][j] = F{};
-  }
-  for (int64_t at = 0, place = 0; at < k; at += R::step, place += stride) {
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      __builtin_prefetch(then[j] + place, 0, 2);
-    R::add(acc, x, at, Apart{w, place}, false);
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      store(c + i * ldc + j * W, acc[i][j]);
-}
-
+typedef void (*ScoreTile)(const Rows&, const char* const* w, const char* const* then,
+                          int64_t stride, int64_t k, float* c, int64_t ldc);
 // Semantics: C[i, j W + l] = sum_{b, k} X[i, b keys + k] V_b[k, j W + l] over `count` blocks of so
 // many keys, whose vectors lie side by side from block[b] + place on. block[count] is prefetched
 // too.
-template <class R, int MR, int NV>
-static void value_tile(const Rows& rows, const char* const* block, int64_t place, int64_t count,
-                       int64_t stride, int64_t keys, float* c, int64_t ldc) {
-  const typename R::X* x[MR];
-  F acc[MR][NV];
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++) {
-    x[i] = (const typename R::X*)rows.x + i * rows.ld;
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      acc[i][j] = F{};
-  }
-  for (int64_t b = 0; b < count; b++) {
-    const char *w = block[b] + place, *then = block[b + 1] + place;
-    for (int64_t at = 0; at < keys; at += R::step, w += stride, then += stride) {
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; j++)
-        __builtin_prefetch(then + j * W * R::bytes, 0, 2);
-      R::add(acc, x, b * keys + at, Beside<R>{w}, false);
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      store(c + i * ldc + j * W, acc[i][j]);
-}
-
-// The tiles of each reader by rows and vectors, those that fit registers.
-typedef decltype(&score_tile<ReadFp32, 1, 1>) ScoreTile;
-typedef decltype(&value_tile<ReadFp32, 1, 1>) ValueTile;
+typedef void (*ValueTile)(const Rows&, const char* const* block, int64_t place, int64_t count,
+                          int64_t stride, int64_t keys, float* c, int64_t ldc);
 struct BlockTile {
   ScoreTile score;
   ValueTile value;
 };
-template <class R, int MR, int NV>
-constexpr BlockTile block_tile() {
-  if constexpr (NV <= block_vectors(MR))
-    return {score_tile<R, MR, NV>, value_tile<R, MR, NV>};
-  else
-    return {};
-}
-template <class R, int... at>
-constexpr std::array<BlockTile, sizeof...(at)> block_tiles(std::integer_sequence<int, at...>) {
-  return {block_tile<R, at / kBlockVectors + 1, at % kBlockVectors + 1>()...};
-}
-template <class R>
-constexpr auto kBlockTiles =
-    block_tiles<R>(std::make_integer_sequence<int, kMostRows * kBlockVectors>());
 
-inline BlockTile choose_block_tile(Read read, int rows, int vectors) {
-  const int at = (rows - 1) * kBlockVectors + vectors - 1;
-  switch (read) {
-    case Read::bf16:
-      return kBlockTiles<ReadBf16>[at];
-    case Read::bf16_by_bf16:
-      return kBlockTiles<ReadBf16ByBf16>[at];
-    case Read::fp32:
-      return kBlockTiles<ReadFp32>[at];
-    default:
-      return kBlockTiles<ReadInt8>[at];
-  }
-}
+BlockTile choose_block_tile(Read read, int rows, int vectors);
 
 }  // namespace loraplex

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,11 @@ from pathlib import Path
 from loraplex.kernels.cpu.isa import Isa
 
 SOURCES = Path(__file__).parent
-PROGRAM = "step.cpp"
 OPTIONS = (
-    *("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread"),
+    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread"),
     *("-ffp-contract=off", "-fno-math-errno"),
 )
+LINK = ("-shared", "-pthread")
 COMPILERS = ("g++", "clang++", "c++")
 CACHE_VARIABLE = "LORAPLEX_CACHE"
 TIMEOUT_S = 300.0
@@ -69,14 +70,14 @@ def find_compiler() -> Compiler:
 def build(isa: Isa, sources: Path = SOURCES) -> Path:
     """The shared object for `isa`, compiled now unless it was before; raises `BuildError`."""
     compiler = find_compiler()
-    command = (*OPTIONS, *isa.options)
-    target = cache_folder() / f"step-{isa.name}-{_key(compiler, command, sources)}.so"
+    options = (*OPTIONS, *isa.options)
+    target = cache_folder() / f"step-{isa.name}-{_key(compiler, options, sources)}.so"
     if not target.exists():
         with _alone(target.parent):
             if not target.exists():
                 started = time.monotonic()
                 log.info("compiling the native step for %s with %s, once", isa.name, compiler.path)
-                _compile(compiler, command, sources / PROGRAM, target)
+                _compile(compiler, options, sources, target)
                 log.info("compiled in %.1f s: %s", time.monotonic() - started, target)
     return target
 
@@ -117,26 +118,33 @@ def _cache_root() -> Path:
 
 
 def _key(compiler: Compiler, options: tuple[str, ...], sources: Path) -> str:
-    digest = hashlib.sha256(repr((compiler, options)).encode())
+    digest = hashlib.sha256(repr((compiler, options, LINK)).encode())
     for path in sorted([*sources.glob("*.h"), *sources.glob("*.cpp")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]
 
 
-def _compile(compiler: Compiler, options: tuple[str, ...], source: Path, target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        part = Path(folder) / target.name
-        command = [compiler.path, *options, str(source), "-o", str(part)]
-        try:
-            done = _run(command)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise BuildError(f"{compiler.path} cannot be run: {error}") from error
-        if done.returncode:
-            log.debug("%s said:\n%s", compiler.path, done.stderr)
-            raise BuildError(
-                f"{compiler.path} cannot compile the native step: {_first_error(done)}"
-            )
-        part.replace(target)
+def _compile(compiler: Compiler, options: tuple[str, ...], sources: Path, target: Path) -> None:
+    """Compile all parts, as many at once as there are processors, and link them."""
+    parts = sorted(sources.glob("*.cpp"))
+    with tempfile.TemporaryDirectory(dir=target.parent) as name:
+        folder = Path(name)
+        objects = [folder / f"{part.stem}.o" for part in parts]
+        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="compile") as pool:
+            list(pool.map(functools.partial(_make, compiler, (*options, "-c")), parts, objects))
+        _make(compiler, (*LINK, *map(str, objects[1:])), objects[0], folder / target.name)
+        (folder / target.name).replace(target)
+
+
+def _make(compiler: Compiler, options: tuple[str, ...], source: Path, target: Path) -> None:
+    command = [compiler.path, *options, str(source), "-o", str(target)]
+    try:
+        done = _run(command)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{compiler.path} cannot be run: {error}") from error
+    if done.returncode:
+        log.debug("%s said:\n%s", compiler.path, done.stderr)
+        raise BuildError(f"{compiler.path} cannot compile the native step: {_first_error(done)}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -35,6 +35,11 @@ inline float quantise_row(const float* x, int64_t n, int8_t* codes, int64_t stri
   return scale;
 }
 
+// Whether queries and weights of values are multiplied as bf16.
+inline bool multiplies_bf16(const Model& m) {
+  return m.activations == kActBf16 || (m.activations != kActFp32 && kBestActivations == kActBf16);
+}
+
 constexpr int64_t kLeastBlock = 16;  // keys
 
 struct Cache {
@@ -52,7 +57,7 @@ struct Cache {
         panel_bytes(dim / W * vector_bytes(kind, block_size)),
         head_bytes(panel_bytes + (kind == kInt8 ? block_size * (int64_t)sizeof(float) : 0)),
         block_bytes(m.layers * 2 * kv_heads * head_bytes),
-        read(read_of(kind, kind == kBf16 && m.activations == kActBf16)) {}
+        read(read_of(kind, kind == kBf16 && multiplies_bf16(m))) {}
 
   char* head(int64_t block, int64_t layer, int values, int64_t kv_head) const {
     return data + block * block_bytes + ((layer * 2 + values) * kv_heads + kv_head) * head_bytes;

@@ -40,7 +40,6 @@ class Memory {
 // From one row of so many bytes to the next: an odd number of cache lines, so that rows do not
 // share a few sets of a cache.
 inline int64_t row_bytes(int64_t bytes) { return (ceil_div(bytes, kLine) | 1) * kLine; }
-inline int64_t int16_ld(int64_t k) { return row_bytes(k * 2) / 2; }
 
 // Rows of fp32, padded to whole vectors.
 struct Buffer {
@@ -101,8 +100,8 @@ struct Engine {
   int64_t max_rows, width, groups;
   Buffer x, qkv, h;
   Operand xn, attended, active;
-  Memory rounded, scale;    // rows of int16; [rows, groups]
-  std::vector<float> best;  // [threads, wanted]
+  Memory rounded, scale, start;  // rows of integers; fp32 and int32 [rows, groups]
+  std::vector<float> best;       // [threads, wanted]
   std::vector<int32_t> best_token;
   Going all, last;  // the rows of the step, and of its last layer
   std::vector<float> partial;
@@ -124,8 +123,9 @@ struct Engine {
         xn(max_rows, m.hidden, m.activations == kActBf16),
         attended(rows, m.heads * m.head_dim, m.activations == kActBf16),
         active(rows, m.inner, m.activations == kActBf16),
-        rounded(max_rows * int16_ld(width) * 2),
+        rounded(max_rows * row_bytes(width * 2)),
         scale(max_rows * groups * 4),
+        start(max_rows * groups * 4),
         best(threads * wanted),
         best_token(threads * wanted),
         attention_shares(threads),

@@ -20,7 +20,7 @@ MAX_RANK = 512  # of one linear
 PHASES = ("norm", "shrink", "qkv", "attention", "o", "gate_up", "down", "head")
 
 # Kinds of packed matrices.
-BF16, FP32, INT8, QUANT8, FIXED16 = range(5)
+BF16, FP32, INT8, QUANT8, FIXED16, OFFSET8 = range(6)
 # What the rows that enter a base matrix are rounded to.
 ACT_FP32, ACT_BF16, ACT_INT16, ACT_INT8 = range(4)
 
@@ -142,6 +142,7 @@ class Library:
         self._library = library
         self.isa = isa.name
         self.activations = int(library.lpx_activations())
+        self.w8a8_kind = int(library.lpx_w8a8_kind())
 
     def packed_bytes(self, kind: int, n: int, k: int) -> int:
         """Bytes of a packed matrix `[n, k]`."""
@@ -198,6 +199,7 @@ def _declare(library: ctypes.CDLL) -> None:
     signatures = {
         "lpx_isa": (c_char_p, ()),
         "lpx_activations": (i64, ()),
+        "lpx_w8a8_kind": (i64, ()),
         "lpx_packed_bytes": (i64, (i64, i64, i64)),
         "lpx_pack": (None, (i64, address, i64, i64, i64, i64, address)),
         "lpx_pack_all": (None, (i64, i64, address, address, address)),

@@ -7,7 +7,7 @@
 // Both products are products by panels. Rows of no segment are not touched; an adapter's part that
 // is absent costs nothing.
 #pragma once
-#include "tiles.h"
+#include "own_tiles.h"
 
 namespace loraplex {
 
@@ -101,36 +101,6 @@ inline int64_t b_ranges(const Lora& lora, int slice, Panel at, int64_t from, int
   return count;
 }
 
-// C[i] += H[i] B[i] for MR rows that each have a panel of their own. Each row's sum is what
-// `product` makes of it.
-template <class R, int MR, int NV>
-static void own_tile(const void* const* h, const char* const* b, int64_t k, float* const* c) {
-  F acc[MR][1][NV];
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      acc[i][0][j] = F{};
-  int64_t place = 0;
-  for (int64_t at = 0; at < k; at += R::step, place += NV * W * R::bytes)
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++)
-      R::add(acc[i], (const typename R::X* const*)h + i, at, Beside<R>{b[i] + place}, at + 1 == k);
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      store(c[i] + j * W, load(c[i] + j * W) + acc[i][0][j]);
-}
-constexpr int kOwnRows = 4;
-typedef void (*OwnTile)(const void* const*, const char* const*, int64_t, float* const*);
-template <class R, int... at>
-constexpr std::array<OwnTile, sizeof...(at)> own_tiles(std::integer_sequence<int, at...>) {
-  return {own_tile<R, at / kVectors + 1, at % kVectors + 1>...};
-}
-template <class R>
-constexpr auto kOwnTiles = own_tiles<R>(std::make_integer_sequence<int, kOwnRows * kVectors>());
-
 // Rows that are alone under their adapters, as in decoding: some are taken together, since the sums
 // of one wait for each other.
 class OwnRows {
@@ -147,29 +117,11 @@ class OwnRows {
   }
   void flush() {
     if (!count_) return;
-    const int at = (count_ - 1) * kVectors + vectors_ - 1;
-    choose(at)(h_, b_, rank_, c_);
+    choose_own_tile(read_, count_, vectors_)(h_, b_, rank_, c_);
     count_ = 0;
   }
 
  private:
-  OwnTile choose(int at) const {
-    switch (read_) {
-      case Read::bf16:
-        return kOwnTiles<ReadBf16>[at];
-      case Read::bf16_by_bf16:
-        return kOwnTiles<ReadBf16ByBf16>[at];
-      case Read::fp32:
-        return kOwnTiles<ReadFp32>[at];
-      case Read::fp32_by_bf16:
-        return kOwnTiles<ReadFp32ByBf16>[at];
-      case Read::int8:
-        return kOwnTiles<ReadInt8>[at];
-      default:
-        return kOwnTiles<ReadInt8ByBf16>[at];
-    }
-  }
-
   const int vectors_;
   int count_ = 0;
   Read read_ = Read::bf16;

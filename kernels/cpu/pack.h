@@ -25,7 +25,9 @@ inline void pack_panel(const Plain<T>& w, int64_t first, int64_t outputs, int st
         *to++ = w.at(first + j, k + u);
 }
 
-inline void pack_quantised(const Plain<bf16>& w, int64_t first, int64_t outputs, char* to) {
+// So many inputs of an output side by side, padded with zeroes; `zero` is added to each code.
+inline void pack_quantised(const Plain<bf16>& w, int64_t first, int64_t outputs, int64_t side,
+                           int zero, char* to) {
   float* scale = (float*)to;
   int8_t* q = (int8_t*)(scale + outputs);
   for (int64_t j = 0; j < outputs; j++) {
@@ -36,9 +38,9 @@ inline void pack_quantised(const Plain<bf16>& w, int64_t first, int64_t outputs,
     }
     scale[j] = top / 127;
     const float inverse = top > 0 ? 127 / top : 0;
-    for (int64_t k = 0; k < round_up(w.k, 2); k++)
-      q[(k / 2 * outputs + j) * 2 + k % 2] =
-          (int8_t)__builtin_rintf(widen(w.at(first + j, k)) * inverse);
+    for (int64_t k = 0; k < round_up(w.k, side); k++)
+      q[(k / side * outputs + j) * side + k % side] =
+          (int8_t)((int)__builtin_rintf(widen(w.at(first + j, k)) * inverse) + zero);
   }
 }
 
@@ -83,7 +85,9 @@ inline void pack_matrix(const Plain<T>& w, int64_t kind, char* to) {
     char* panel = to + at.first * vector_bytes(kind, w.k);
     if constexpr (sizeof(T) == 2) {
       if (kind == kQuant8)
-        pack_quantised(w, first, outputs, panel);
+        pack_quantised(w, first, outputs, 2, 0, panel);
+      else if (kind == kOffset8)
+        pack_quantised(w, first, outputs, 4, 128, panel);
       else if (kind == kFixed16)
         pack_fixed(w, first, outputs, panel);
       else

@@ -6,8 +6,9 @@
 //   kBf16   [k/2][outputs][2] bf16        kFp32  [k][outputs] fp32
 //   kInt8   [k][outputs] int8
 //   kQuant8, kFixed16  [outputs] fp32 scales, then [k/2][outputs][2] int8 or int16
-// Outputs are padded with zeroes to whole vectors, k to whole pairs. The KV cache, the adapters' A
-// and B and the base are all panels.
+//   kOffset8           [outputs] fp32 scales, then [k/4][outputs][4] uint8
+// Outputs are padded with zeroes to whole vectors, k to whole pairs or fours. The KV cache, the
+// adapters' A and B and the base are all panels.
 //
 // This file knows how numbers lie; it refuses to know how they are multiplied.
 #pragma once
@@ -17,7 +18,7 @@
 namespace loraplex {
 
 constexpr int PN = kVectors * W;  // outputs of the widest panel
-constexpr int64_t kGroup = 64;    // inputs that share a scale in a row of int16
+constexpr int64_t kGroup = 64;    // inputs that share a scale in a row of integers
 // The largest of a row of int16, and what a group's products may sum to: int8 weights are at most
 // 127 each, those of kFixed16 at most kFixedSum together.
 constexpr int64_t kMostInt16 = 32767, kMostFixed = 16383, kFixedSum = 1 << 17;
@@ -35,6 +36,8 @@ inline int64_t vector_bytes(int64_t kind, int64_t k) {
       return k * W * 4;
     case kInt8:
       return k * W;
+    case kOffset8:
+      return W * 4 + ceil_div(k, 4) * W * 4;
     default:
       return W * 4 + ceil_div(k, 2) * W * (kind == kFixed16 ? 4 : 2);
   }

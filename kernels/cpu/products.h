@@ -43,6 +43,7 @@ class Products {
         lora{nullptr, 0, 0, kLoraQkv, m.activations == kActBf16, e.h.row(0)} {
     read = m.kind == kQuant8    ? Read::quant8
            : m.kind == kFixed16 ? Read::fixed16
+           : m.kind == kOffset8 ? Read::offset8
                                 : read_of(m.kind, m.activations == kActBf16);
     most = m.activations == kActInt8 ? 127 : m.kind == kFixed16 ? kMostFixed : kMostInt16;
   }
@@ -52,12 +53,18 @@ class Products {
   // Rows as the base's products want them.
   Rows operand(const Operand& from, int64_t k) const {
     if (!in_groups(read)) return from.rows();
-    return {e.rounded.as<void>(), int16_ld(k), e.scale.as<float>(), e.groups};
+    const int bytes = x_bytes(read);
+    return {e.rounded.as<void>(), row_bytes(k * bytes) / bytes, e.scale.as<float>(),
+            e.start.as<int32_t>(), e.groups};
   }
   void round_row(const Operand& from, int64_t k, int64_t r) {
-    if (in_groups(read))
-      quantise(from.row(r), k, most, e.rounded.as<int16_t>() + r * int16_ld(k),
-               e.scale.as<float>() + r * e.groups);
+    if (!in_groups(read)) return;
+    char* to = e.rounded.as<char>() + r * row_bytes(k * x_bytes(read));
+    float* scale = e.scale.as<float>() + r * e.groups;
+    if (read == Read::offset8)
+      quantise(from.row(r), k, (int8_t*)to, scale, e.start.as<int32_t>() + r * e.groups);
+    else
+      quantise(from.row(r), k, most, (int16_t*)to, scale);
   }
 
   // What a projection needs before its panels: its rows rounded, where no norm did it, and the

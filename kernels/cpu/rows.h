@@ -1,6 +1,7 @@
 // What the step does to one row between products. Rows are fp32; their columns up to a whole vector
 // exist, and hold zeroes.
 #pragma once
+#include <algorithm>
 #include <cmath>
 
 #include "panels.h"
@@ -55,26 +56,52 @@ inline void rotate(float* x, const float* turn, int64_t dim) {
   }
 }
 
+// The largest of some numbers, NaN where one is not finite.
+inline float largest(const float* x, int64_t n) {
+  F top = {}, fault = {};
+  for (int64_t i = 0; i < n; i += W) {
+    const F v = load_of(x, i, n);
+    top = max(top, abs(v));
+    fault = fault + v * F{};
+  }
+  return highest(top) + sum(fault);
+}
+// What a group with this largest number is multiplied by to be at most `most`.
+inline F steps(float top, float most) {
+  return splat(top > 0x1p-100f ? most / top : 0);  // NaN > ... is false
+}
+
 // To int16 with a scale for each kGroup values, at most `most` and padded to a whole pair. A group
 // that is not finite gets the scale NaN, so that it does not pass for a sound one.
 inline void quantise(const float* x, int64_t n, float most, int16_t* q, float* scale) {
   for (int64_t from = 0; from < n; from += kGroup, x += kGroup, q += kGroup) {
-    const int64_t size = n - from < kGroup ? n - from : kGroup;
-    F top = {}, fault = {};
-    for (int64_t i = 0; i < size; i += W) {
-      const F v = load_of(x, i, size);
-      top = max(top, v < F{} ? -v : v);
-      fault = fault + v * F{};
-    }
-    const float m = highest(top) + sum(fault);
-    *scale++ = m / most;
-    const F factor = splat(m > 0x1p-100f ? most / m : 0);  // NaN > ... is false
+    const int64_t size = std::min(n - from, kGroup);
+    const float top = largest(x, size);
+    *scale++ = top / most;
+    const F factor = steps(top, most);
     int64_t i = 0;
     for (; i + 2 * W <= size; i += 2 * W)
       store_int16(q + i, load(x + i) * factor, load(x + i + W) * factor);
     for (; i < size; i++)
       q[i] = (int16_t)__builtin_rintf(x[i] * factor[0]);
     if (size % 2) q[size] = 0;
+  }
+}
+// To int8, padded to a whole group. `start` is what a group's sum begins with, so that it comes to
+// what it would be without the 128 by which weights of kOffset8 are too large.
+inline void quantise(const float* x, int64_t n, int8_t* q, float* scale, int32_t* start) {
+  for (int64_t from = 0; from < n; from += kGroup, x += kGroup, q += kGroup) {
+    const int64_t size = std::min(n - from, kGroup);
+    const float top = largest(x, size);
+    *scale++ = top / 127;
+    const F factor = steps(top, 127);
+    I total = {};
+    for (int64_t i = 0; i < kGroup; i += W)
+      total += store_int8(q + i, i < size ? load_of(x, i, size) * factor : F{});
+    int32_t sum = 0;
+    for (int i = 0; i < W; i++)
+      sum += total[i];
+    *start++ = -128 * sum;
   }
 }
 

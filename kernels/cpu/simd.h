@@ -202,6 +202,16 @@ LPX_INLINE I dot_int16(I acc, I a, I b) {
   return acc + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
+// acc + the sum of the products of each lane's four bytes: those of `a` have no sign.
+LPX_INLINE I dot_bytes(I acc, I a, I b) {
+#if defined(LPX_AVX512)
+  return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#else
+  for (int shift = 24; shift >= 0; shift -= 8)
+    acc += (a >> (24 - shift) & 0xff) * ((b << shift) >> 24);
+  return acc;
+#endif
+}
 // acc + the sum of the products of each lane's two bf16.
 LPX_INLINE F dot_bf16(F acc, I a, I b) {
 #if defined(LPX_AVX512)
@@ -230,6 +240,19 @@ LPX_INLINE void store_int16(int16_t* p, F a, F b) {
 #else
   for (int i = 0; i < W; i++)
     p[i] = (int16_t)__builtin_rintf(a[i]), p[W + i] = (int16_t)__builtin_rintf(b[i]);
+#endif
+}
+// W floats to the nearest int8, ties to even; returns them as int32.
+LPX_INLINE I store_int8(int8_t* p, F v) {
+#if defined(LPX_AVX512)
+  const __m512i i = _mm512_cvtps_epi32(v);
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(i));
+  return (I)i;
+#else
+  I i;
+  for (int j = 0; j < W; j++)
+    i[j] = (int32_t)__builtin_rintf(v[j]), p[j] = (int8_t)i[j];
+  return i;
 #endif
 }
 // To the nearest integer, |x| < 2^22.

@@ -130,6 +130,8 @@ const char* lpx_isa() { return kIsa; }
 
 int64_t lpx_activations() { return kBestActivations; }
 
+int64_t lpx_w8a8_kind() { return kW8A8Kind; }
+
 int64_t lpx_packed_bytes(int64_t kind, int64_t n, int64_t k) {
   return Cut(n).vectors * vector_bytes(kind, k);
 }

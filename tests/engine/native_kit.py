@@ -86,18 +86,20 @@ def executor(
     room: int = 1 << 30,
     block_size: int = BLOCK_SIZE,
     activations: int | None = None,
+    w8a8_kind: int | None = None,
     kv_dtype: torch.dtype | None = None,
     adjust: Callable[[Any], object] = lambda struct: None,
 ) -> NativeExecutor:
     """A native executor of a model; `adjust` may change the struct `Model` before it starts.
 
-    `activations` is what rows are rounded to for bf16 weights, by default what suits the machine.
+    `activations` is what rows are rounded to for bf16 weights, `w8a8_kind` how int8 weights are
+    kept for rows of int8; by default what suits the machine.
     """
     library = load_library(isa)
     activations = library.activations if activations is None else activations
     precision = choose_precision(
         dtype, quantization, stored_bf16=stored_bf16, activations=activations,
-        kv_dtype=kv_dtype,
+        w8a8_kind=library.w8a8_kind if w8a8_kind is None else w8a8_kind, kv_dtype=kv_dtype,
     )  # fmt: skip
     base = pack_base(model, model.config, precision, library, model.config.max_positions)
     adjust(base.struct)

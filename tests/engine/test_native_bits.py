@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loraplex.kernels.cpu.library import ACT_BF16, ACT_FP32, ACT_INT16
+from loraplex.kernels.cpu.library import ACT_BF16, ACT_FP32, ACT_INT16, OFFSET8, QUANT8
 
 LENGTHS = (3, 40, 129, 17, 64, 290)
 IMAGES = (None, "a", "b", "a", None, "c")
@@ -24,7 +24,8 @@ PRECISIONS = {
     "bfloat16 rows": {"dtype": "bfloat16", "activations": ACT_BF16},
     "fixed point": {"dtype": "bfloat16", "activations": ACT_INT16},
     "int8": {"quantization": "int8"},
-    "int8-w8a8": {"quantization": "int8-w8a8"},
+    "int8-w8a8 pairs": {"quantization": "int8-w8a8", "w8a8_kind": QUANT8},
+    "int8-w8a8 fours": {"quantization": "int8-w8a8", "w8a8_kind": OFFSET8},
     "int8 KV": {"dtype": "bfloat16", "kv_dtype": torch.int8},
 }
 

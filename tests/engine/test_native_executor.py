@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from loraplex.engine.model.config import RopeConfig
+from loraplex.kernels.cpu.library import OFFSET8, QUANT8
 
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -161,6 +162,21 @@ def test_quantised_base(
     tokens = native_kit.tokens(150)
     off = runner.logits(tokens).double() - native_kit.dense_logits(model, tokens)
     assert off.pow(2).mean().sqrt() < most
+
+
+def test_fours_of_bytes_are_pairs_of_int16(
+    isa: str, native_kit: ModuleType, torch_kit: ModuleType
+) -> None:
+    """W8A8 has the same sums, whichever instruction multiplies: weights with 128 more, too."""
+    model, tokens = native_kit.tiny(hidden_size=135, qkv_bias=True), native_kit.tokens(150)
+    model.tensors["model.layers.0.mlp.up_proj.weight"][3].zero_()
+    pairs, fours = (
+        torch_kit.Runner(
+            native_kit.executor(model, isa=isa, quantization="int8-w8a8", w8a8_kind=kind)
+        ).logits(tokens)
+        for kind in (QUANT8, OFFSET8)
+    )
+    assert torch.equal(pairs, fours)
 
 
 def test_outcome_tells_the_likeliest(native_kit: ModuleType, torch_kit: ModuleType) -> None:

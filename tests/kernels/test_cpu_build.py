@@ -44,8 +44,9 @@ def sources(tmp_path: Path) -> Path:
 
 def write(folder: Path, number: int) -> None:
     (folder / "number.h").write_text(f"constexpr int number = {number};\n")
-    program = '#include "number.h"\nextern "C" int get() { return number; }\n'
-    (folder / builder.PROGRAM).write_text(program)
+    (folder / "inner.cpp").write_text('#include "number.h"\nint inner() { return number; }\n')
+    exported = 'extern "C" __attribute__((visibility("default"))) int get()'
+    (folder / "step.cpp").write_text(f"int inner();\n{exported} {{ return inner(); }}\n")
 
 
 def call(path: Path) -> int:
@@ -84,7 +85,7 @@ def test_the_first_error_of_the_compiler_is_the_message(
 ) -> None:
     caplog.set_level("DEBUG")
     functions = (f"int get{i}() {{ return nothing{i}; }}\n" for i in range(errors))
-    (sources / builder.PROGRAM).write_text("".join(functions))
+    (sources / "step.cpp").write_text("".join(functions))
     with pytest.raises(builder.BuildError) as error:
         builder.build(SCALAR, sources)
     found = re.fullmatch(
