@@ -121,7 +121,7 @@ struct Part {
     for (int64_t i = 0; i < kBlockVectors; i++)
       s.keys[all + i] = block(std::min(i, blocks - 1), 1);
     const Rows rows{s.queries.data(), cache.dim};
-    in_tiles(queries, [&](int64_t r, int height) {
+    in_tiles(queries, kTileRows, [&](int64_t r, int height) {
       const int wide = block_vectors(height);
       for (int64_t v = 0; v < all; v += wide) {
         const int count = (int)std::min<int64_t>(wide, all - v);
@@ -173,7 +173,7 @@ struct Part {
     s.values[blocks] = then ? then : blocks ? s.values[blocks - 1] : nullptr;
     const int64_t bytes = step_bytes(cache.read), all = cache.dim / W;
     const Rows rows{s.scores.data(), narrow() ? 2 * keys : keys};
-    in_tiles(queries, [&](int64_t r, int height) {
+    in_tiles(queries, kTileRows, [&](int64_t r, int height) {
       const int wide = block_vectors(height);
       for (int64_t v = 0; v < all; v += wide)
         choose_block_tile(cache.read, height, (int)std::min<int64_t>(wide, all - v))

@@ -46,7 +46,7 @@ class Head {
       best.value[r] = splat(-__builtin_inff()), best.token[r] = I{}, best.fault[r] = F{};
     products.each_panel(cut.panels, to - from, [&](int64_t p, int64_t next, int64_t, int64_t) {
       const Panel at = cut.panel(p);
-      Prefetch ahead = Products::during(
+      Prefetch ahead = products.during(
           m.hidden, to - from,
           next < 0 ? Range{} : products.panel_range(m.head, cut.panel(next), m.hidden));
       products.panel_base(m.head, m.hidden, at, rows, to - from, tile_, ahead);

@@ -30,6 +30,11 @@ ISAS = (  # best first
         "avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 fma f16c",
         "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma -mf16c",
     ),
+    _isa(
+        "avx512-vnni",
+        "avx512f avx512bw avx512vl avx512dq avx512_vnni fma f16c",
+        "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c",
+    ),
     _isa("avx2", "avx2 fma f16c", "-mavx2 -mfma -mf16c"),
     _isa("scalar", "", ""),
 )

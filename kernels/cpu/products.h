@@ -152,8 +152,8 @@ class Products {
     }
   }
   // Spreads what is read next over the product of one panel by so many rows.
-  static Prefetch during(int64_t k, int64_t rows, Range next) {
-    return {next, k / kTurn * tiles_of(rows)};
+  Prefetch during(int64_t k, int64_t rows, Range next) const {
+    return {next, k / kTurn * tiles_of(rows, best_rows(read))};
   }
 
   // All panels by so many rows, kPassRows at a time, shared among the threads: take(panel, the one
@@ -190,7 +190,8 @@ class Products {
     Range range[kMaxRanges];
     const int64_t count = b_ranges(lora, slice, at, from, to, range, kMaxRanges);
     Prefetch ahead = during(k, to - from, then);
-    ahead.scatter(range, range + count, ceil_div(k, part_of(read, k)) * tiles_of(to - from));
+    ahead.scatter(range, range + count,
+                  ceil_div(k, part_of(read, k)) * tiles_of(to - from, best_rows(read)));
     panel_base(w, k, at, rows.from(from, x_bytes(read)), to - from, c, ahead);
     expand(lora, slice, n, at, from, to, c);
     if (w.bias) add_bias(w.bias, n, at, to - from, c);

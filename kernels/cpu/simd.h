@@ -13,10 +13,14 @@
 
 namespace loraplex {
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__) && \
-    defined(__AVX512BF16__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #define LPX_AVX512
+#if defined(__AVX512BF16__)
+#define LPX_BF16
 constexpr const char* kIsa = "avx512";
+#else
+constexpr const char* kIsa = "avx512-vnni";
+#endif
 // Lanes; rows of a register tile, at best and at most; vectors of the largest; registers.
 constexpr int W = 16, kTileRows = 8, kMostRows = 8, kVectors = 3, kRegisters = 32;
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -148,7 +152,7 @@ inline bf16 round_bf16(float x) {
 
 // W floats to the nearest bf16, ties to even; NaN stays NaN.
 LPX_INLINE void store_bf16(bf16* p, F v) {
-#if defined(LPX_AVX512)
+#if defined(LPX_BF16)
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v));
 #else
   typedef uint32_t U __attribute__((vector_size(W * 4)));
@@ -214,7 +218,7 @@ LPX_INLINE I dot_bytes(I acc, I a, I b) {
 }
 // acc + the sum of the products of each lane's two bf16.
 LPX_INLINE F dot_bf16(F acc, I a, I b) {
-#if defined(LPX_AVX512)
+#if defined(LPX_BF16)
   return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
 #else
   return fma(second(a), second(b), fma(first(a), first(b), acc));

@@ -13,12 +13,12 @@ namespace loraplex {
 constexpr int64_t kPart = 192;
 constexpr int64_t kLongPart = 576;
 
-// What rows are best rounded to for bf16 weights. On AVX2 an instruction multiplies and adds pairs
-// of int16, where one of fp32 takes half as many, and their weights are widened before.
+// What rows are best rounded to for bf16 weights. Where pairs of bf16 are not multiplied, those of
+// int16 are: an instruction takes twice as many as one of fp32, and weights need not be widened.
 constexpr Activations kBestActivations =
-#if defined(LPX_AVX512)
+#if defined(LPX_BF16)
     kActBf16;
-#elif defined(LPX_AVX2)
+#elif defined(LPX_AVX512) || defined(LPX_AVX2)
     kActInt16;
 #else
     kActFp32;
@@ -97,17 +97,20 @@ inline int64_t part_of(Read read, int64_t k) {
   return round_up(ceil_div(k, ceil_div(k, kLongPart)), kGroup);
 }
 
-// How many tiles take `count` rows: kTileRows each, or a little more where one more tile would have
-// few.
-inline int64_t tiles_of(int64_t count) {
-  const int64_t tiles = std::max<int64_t>(count / kTileRows, 1);
+// Rows of a tile, at best. Sums of bytes and their totals both want registers, and come soon.
+inline int best_rows(Read read) { return read == Read::offset8 ? kTileRows / 2 : kTileRows; }
+
+// How many tiles take `count` rows: about `best` each, or a little more where one more tile would
+// have few.
+inline int64_t tiles_of(int64_t count, int best) {
+  const int64_t tiles = std::max<int64_t>(count / best, 1);
   return count <= tiles * kMostRows ? tiles : tiles + 1;
 }
 
 // Calls take(first, rows) for each of these tiles, which are about the same height.
 template <class Take>
-LPX_INLINE void in_tiles(int64_t count, Take take) {
-  const int64_t tiles = tiles_of(count);
+LPX_INLINE void in_tiles(int64_t count, int best, Take take) {
+  const int64_t tiles = tiles_of(count, best);
   for (int64_t i = 0, row = 0; i < tiles; i++) {
     const int64_t height = ceil_div(count - row, tiles - i);
     take(row, (int)height);
@@ -125,7 +128,7 @@ inline void product(Read read, Rows rows, int64_t count, const char* w, int vect
   const int64_t part = part_of(read, k);
   for (int64_t from = 0; from < k; from += part) {
     const int64_t size = k - from < part ? k - from : part;
-    in_tiles(count, [&](int64_t row, int height) {
+    in_tiles(count, best_rows(read), [&](int64_t row, int height) {
       const Rows some = rows.from(row, x_bytes(read));
       ahead.before_tile();
       choose_tile(read, height, vectors)(some, w, stride, size, c + row * ldc, ldc, add || from > 0,
