@@ -35,6 +35,7 @@ ISAS = (  # best first
         "avx512f avx512bw avx512vl avx512dq avx512_vnni fma f16c",
         "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c",
     ),
+    _isa("avx2-vnni", "avx2 avx_vnni fma f16c", "-mavx2 -mavxvnni -mfma -mf16c"),
     _isa("avx2", "avx2 fma f16c", "-mavx2 -mfma -mf16c"),
     _isa("scalar", "", ""),
 )

@@ -25,7 +25,12 @@ constexpr const char* kIsa = "avx512-vnni";
 constexpr int W = 16, kTileRows = 8, kMostRows = 8, kVectors = 3, kRegisters = 32;
 #elif defined(__AVX2__) && defined(__FMA__)
 #define LPX_AVX2
+#if defined(__AVXVNNI__)
+#define LPX_AVX_VNNI
+constexpr const char* kIsa = "avx2-vnni";
+#else
 constexpr const char* kIsa = "avx2";
+#endif
 constexpr int W = 8, kTileRows = 4, kMostRows = 6, kVectors = 2, kRegisters = 16;
 #else
 constexpr const char* kIsa = "scalar";
@@ -198,6 +203,8 @@ LPX_INLINE I load_pairs(const int16_t* p) { return load_raw(p); }
 LPX_INLINE I dot_int16(I acc, I a, I b) {
 #if defined(LPX_AVX512)
   return (I)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#elif defined(LPX_AVX_VNNI)
+  return (I)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)a, (__m256i)b);
 #elif defined(LPX_AVX2)
   acc += (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
   asm("" : "+x"(acc));  // or GCC adds up products first, and keeps them in memory meanwhile
@@ -210,6 +217,8 @@ LPX_INLINE I dot_int16(I acc, I a, I b) {
 LPX_INLINE I dot_bytes(I acc, I a, I b) {
 #if defined(LPX_AVX512)
   return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#elif defined(LPX_AVX_VNNI)
+  return (I)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)a, (__m256i)b);
 #else
   for (int shift = 24; shift >= 0; shift -= 8)
     acc += (a >> (24 - shift) & 0xff) * ((b << shift) >> 24);
@@ -251,6 +260,11 @@ LPX_INLINE I store_int8(int8_t* p, F v) {
 #if defined(LPX_AVX512)
   const __m512i i = _mm512_cvtps_epi32(v);
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(i));
+  return (I)i;
+#elif defined(LPX_AVX2)
+  const __m256i i = _mm256_cvtps_epi32(v);
+  const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(half, half));
   return (I)i;
 #else
   I i;

@@ -26,7 +26,7 @@ constexpr Activations kBestActivations =
 
 // And what weights int8 rows are best multiplied with.
 constexpr Kind kW8A8Kind =
-#if defined(LPX_AVX512)
+#if defined(LPX_AVX512) || defined(LPX_AVX_VNNI)
     kOffset8;
 #else
     kQuant8;
@@ -97,8 +97,11 @@ inline int64_t part_of(Read read, int64_t k) {
   return round_up(ceil_div(k, ceil_div(k, kLongPart)), kGroup);
 }
 
-// Rows of a tile, at best. Sums of bytes and their totals both want registers, and come soon.
-inline int best_rows(Read read) { return read == Read::offset8 ? kTileRows / 2 : kTileRows; }
+// Rows of a tile, at best. Where many would fit, sums of bytes leave registers for their totals,
+// which come soon.
+inline int best_rows(Read read) {
+  return read == Read::offset8 ? std::min(kTileRows, 4) : kTileRows;
+}
 
 // How many tiles take `count` rows: about `best` each, or a little more where one more tile would
 // have few.

@@ -177,6 +177,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             "avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni",
             ["avx512-vnni", "avx2", "scalar"],
         ),
+        ("avx2 fma f16c avx_vnni", ["avx2-vnni", "avx2", "scalar"]),
         ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq", ["avx2", "scalar"]),
     ],
 )
@@ -210,7 +211,7 @@ def test_a_lesser_set_is_tried_where_the_compiler_fails(
     monkeypatch.setattr(library, "candidates", lambda: ISAS)
     assert library.load_library.__wrapped__() == "scalar"
     said = [record.message for record in caplog.records]
-    better = ("avx512", "avx512-vnni", "avx2")
+    better = ("avx512", "avx512-vnni", "avx2-vnni", "avx2")
     assert said == [f"no {name}; trying a lesser instruction set" for name in better]
     monkeypatch.setattr(library, "candidates", lambda: ISAS[:1])
     with pytest.raises(builder.BuildError, match="no avx512"):
