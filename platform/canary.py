@@ -9,7 +9,7 @@ to know PEFT, the registry and whose adapter it is.
 
 import asyncio
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -206,34 +206,38 @@ def named(known: TokenLogprob) -> dict[int, float]:
     return {**dict(known.top), known.token_id: known.logprob}
 
 
-def aligned(base: Heard, adapted: Heard) -> Iterator[tuple[dict[int, float], dict[int, float]]]:
+def ceiling(known: TokenLogprob) -> float:
+    """What a token that is not named has at most: as much as the last of the likeliest."""
+    return min((logprob for _, logprob in known.top), default=known.logprob)
+
+
+def aligned(base: Heard, adapted: Heard) -> Iterator[tuple[TokenLogprob, TokenLogprob]]:
     """What both give at each position that follows the same tokens."""
-    for ours, theirs in zip(base.prompt, adapted.prompt, strict=True):
-        yield named(ours), named(theirs)
+    yield from zip(base.prompt, adapted.prompt, strict=True)
     for ours, theirs in zip(base.said, adapted.said, strict=False):
-        yield named(ours), named(theirs)
+        yield ours, theirs
         if ours.token_id != theirs.token_id:
             return
 
 
-def moves(base: Mapping[int, float], adapted: Mapping[int, float]) -> Iterator[float]:
+def moves(base: TokenLogprob, adapted: TokenLogprob) -> Iterator[float]:
     """|Δ log-probability| of each of the base's tokens; at least that, where the adapter has it
-    below those that it names."""
-    least = min(adapted.values())
-    for token, logprob in base.items():
-        yield abs(logprob - adapted[token]) if token in adapted else max(0.0, logprob - least)
+    below its likeliest."""
+    theirs, most = named(adapted), ceiling(adapted)
+    for token, logprob in named(base).items():
+        yield abs(logprob - theirs[token]) if token in theirs else max(0.0, logprob - most)
 
 
-def divergence(base: Mapping[int, float], adapted: Mapping[int, float]) -> float:
+def divergence(base: TokenLogprob, adapted: TokenLogprob) -> float:
     """A lower bound of KL(base ‖ adapter) in nats, by merging all tokens that are not named.
 
     Merging outcomes never raises a divergence (the data-processing inequality); where the adapter
     does not name a token, the largest probability that it may have stands for it.
     """
-    least = min(adapted.values())
-    total = sum(math.exp(p) * (p - adapted.get(token, least)) for token, p in base.items())
-    shared = sum(math.exp(adapted[token]) for token in base if token in adapted)
-    rest, others = 1 - sum(map(math.exp, base.values())), max(1 - shared, 1e-12)
+    ours, theirs, most = named(base), named(adapted), ceiling(adapted)
+    total = sum(math.exp(p) * (p - theirs.get(token, most)) for token, p in ours.items())
+    shared = sum(math.exp(theirs[token]) for token in ours if token in theirs)
+    rest, others = 1 - sum(map(math.exp, ours.values())), max(1 - shared, 1e-12)
     return max(0.0, total + (rest * math.log(rest / others) if rest > 0 else 0.0))
 
 

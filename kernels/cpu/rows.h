@@ -26,7 +26,7 @@ inline void rms_norm(const float* x, const float* weight, int64_t n, double eps,
 LPX_INLINE F silu_mul(F gate, F up) {
   const F zero = {}, one = splat(1.f);
   F e = exp2(abs(gate) * splat(-kLog2E));  // exp(-|g|)
-  return gate * (gate < zero ? e : one) * inverse(one + e) * up;
+  return gate * (gate < zero ? e : one) / (one + e) * up;
 }
 
 // Semantics: cap * tanh(X / cap).

@@ -301,15 +301,6 @@ LPX_INLINE F exp2(F x) {
 #endif
 }
 LPX_INLINE F abs(F x) { return (F)((I)x & 0x7fffffff); }
-// 1 / x for x in [1, 2^126], to 1e-7 relative.
-LPX_INLINE F inverse(F x) {
-#if defined(LPX_AVX512)
-  const F y = _mm512_rcp14_ps(x);
-  return fma(y, fma(-x, y, splat(1.f)), y);
-#else
-  return splat(1.f) / x;
-#endif
-}
 constexpr float kLog2E = 1.44269504f;
 
 }  // namespace loraplex

@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from loraplex.engine.client.fake import READY, FakeEngine
-from loraplex.engine.protocol import Failed
+from loraplex.engine.protocol import Failed, TokenLogprob
 from loraplex.platform import canary
 from loraplex.platform.errors import (
     AdapterRejected,
@@ -149,23 +149,28 @@ def softmax(logits):
     return [logit - peak for logit in logits]
 
 
-def top(logprobs):
+def told(logprobs, token):
+    """The likeliest tokens, and one that need not be among them."""
     best = sorted(range(len(logprobs)), key=lambda token: -logprobs[token])[: canary.TOP]
-    return {token: logprobs[token] for token in best}
+    return TokenLogprob(token, logprobs[token], tuple((one, logprobs[one]) for one in best))
 
 
-@given(LOGITS, LOGITS)
-def test_what_is_reported_never_exceeds_the_true_difference(ours, theirs):
+@given(LOGITS, LOGITS, st.integers(0, 7))
+@example(
+    [5, 4, 3, 2, 1.01, 1, 0, -8], [5, 4, 3, 2, 1, 1.01, 0, -8], 7
+)  # near ties, an unlikely word
+def test_what_is_reported_never_exceeds_the_true_difference(ours, theirs, token):
     base, adapted = softmax(ours), softmax(theirs)
     kl = sum(math.exp(p) * (p - q) for p, q in zip(base, adapted, strict=True))
-    assert 0 <= canary.divergence(top(base), top(adapted)) <= kl + 1e-9
+    pair = told(base, token), told(adapted, token)
+    assert 0 <= canary.divergence(*pair) <= kl + 1e-9
     furthest = max(abs(p - q) for p, q in zip(base, adapted, strict=True))
-    assert max(canary.moves(top(base), top(adapted))) <= furthest + 1e-9
+    assert max(canary.moves(*pair)) <= furthest + 1e-9
 
 
-@given(LOGITS)
-def test_equal_distributions_do_not_differ(logits):
-    known = top(softmax(logits))
+@given(LOGITS, st.integers(0, 7))
+def test_equal_distributions_do_not_differ(logits, token):
+    known = told(softmax(logits), token)
     assert canary.divergence(known, known) == pytest.approx(0, abs=1e-12)
     assert set(canary.moves(known, known)) == {0}
 
