@@ -63,6 +63,7 @@ class _Entry(NamedTuple, Generic[J]):
 
     fresh: bool  # False: it was preempted, and goes before those that were not
     rank: float
+    arrived: float  # among equal ranks the oldest goes first, whichever was preempted first
     ticket: int
     job: J
 
@@ -224,7 +225,7 @@ class FairQueue(Generic[J]):
             tenant.turn = ticket
         self._tickets[job] = ticket
         tenant.waiting += 1
-        heappush(tenant.heap, _Entry(fresh, self._rank(job), ticket, job))
+        heappush(tenant.heap, _Entry(fresh, self._rank(job), job.arrived, ticket, job))
 
     def _level(self) -> float:
         """The least counter of the tenants that wait to be served, else of the last one served."""

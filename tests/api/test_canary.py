@@ -156,9 +156,7 @@ def told(logprobs, token):
 
 
 @given(LOGITS, LOGITS, st.integers(0, 7))
-@example(
-    [5, 4, 3, 2, 1.01, 1, 0, -8], [5, 4, 3, 2, 1, 1.01, 0, -8], 7
-)  # near ties, an unlikely word
+@example([5, 4, 3, 2, 1.01, 1, 0, -8], [5, 4, 3, 2, 1, 1.01, 0, -8], 7)  # near ties, a rare word
 def test_what_is_reported_never_exceeds_the_true_difference(ours, theirs, token):
     base, adapted = softmax(ours), softmax(theirs)
     kl = sum(math.exp(p) * (p - q) for p, q in zip(base, adapted, strict=True))

@@ -226,6 +226,14 @@ class TestJobs:
         assert [serve(queue, counters) for _ in range(2)] == [second, first]
         assert queue.peek(anyone) is None
 
+    def test_of_preempted_jobs_of_one_rank_the_oldest_goes_first(self):
+        counters = Counters()
+        queue = FairQueue[Job](counters, age_s=4.0)
+        older, newer = Job("a", priority=1, arrived=1.0), Job("a", priority=0, arrived=5.0)
+        for job in (newer, older):
+            queue.push_preempted(job)
+        assert [serve(queue, counters) for _ in range(2)] == [older, newer]
+
 
 class TestBooks:
     def test_services_count_jobs_and_tokens(self):
