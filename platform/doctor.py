@@ -26,7 +26,16 @@ GIB = 1 << 30
 LOW_DISK, LOW_MEMORY = 2 * GIB, 1 * GIB
 ANSWER_S = 3.0
 CHOICE_S = 60.0  # torch is imported where there is a GPU
-CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+CPU_FEATURES = (
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "asimd",
+    "bf16",
+)
 
 
 async def examine(settings: Settings) -> list[Finding]:
