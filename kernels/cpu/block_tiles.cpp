@@ -6,24 +6,8 @@
 namespace loraplex {
 namespace {
 
-template <class R, int MR, int NV>
-static void score_tile(const Rows& rows, const char* const* w, const char* const* then,
-                       int64_t stride, int64_t k, float* c, int64_t ldc) {
-  const typename R::X* x[MR];
-  F acc[MR][NV];
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++) {
-    x[i] = (const typename R::X*)rows.x + i * rows.ld;
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      acc[i][j] = F{};
-  }
-  for (int64_t at = 0, place = 0; at < k; at += R::step, place += stride) {
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      __builtin_prefetch(then[j] + place, 0, 2);
-    R::add(acc, x, at, Apart{w, place}, false);
-  }
+template <int MR, int NV>
+LPX_INLINE void end(const F (&acc)[MR][NV], float* c, int64_t ldc) {
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4
@@ -32,17 +16,26 @@ static void score_tile(const Rows& rows, const char* const* w, const char* const
 }
 
 template <class R, int MR, int NV>
+static void score_tile(const Rows& rows, const char* const* w, const char* const* then,
+                       int64_t stride, int64_t k, float* c, int64_t ldc) {
+  const typename R::X* x[MR];
+  F acc[MR][NV];
+  begin(rows, x, acc);
+  for (int64_t at = 0, place = 0; at < k; at += R::step, place += stride) {
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++)
+      __builtin_prefetch(then[j] + place, 0, 2);
+    R::add(acc, x, at, Apart{w, place}, false);
+  }
+  end(acc, c, ldc);
+}
+
+template <class R, int MR, int NV>
 static void value_tile(const Rows& rows, const char* const* block, int64_t place, int64_t count,
                        int64_t stride, int64_t keys, float* c, int64_t ldc) {
   const typename R::X* x[MR];
   F acc[MR][NV];
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++) {
-    x[i] = (const typename R::X*)rows.x + i * rows.ld;
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      acc[i][j] = F{};
-  }
+  begin(rows, x, acc);
   for (int64_t b = 0; b < count; b++) {
     const char *w = block[b] + place, *then = block[b + 1] + place;
     for (int64_t at = 0; at < keys; at += R::step, w += stride, then += stride) {
@@ -52,11 +45,7 @@ static void value_tile(const Rows& rows, const char* const* block, int64_t place
       R::add(acc, x, b * keys + at, Beside<R>{w}, false);
     }
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      store(c + i * ldc + j * W, acc[i][j]);
+  end(acc, c, ldc);
 }
 
 // The tiles of each reader by rows and vectors, those that fit registers.

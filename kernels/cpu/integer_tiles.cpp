@@ -11,13 +11,7 @@ static void integer_tile(const Rows& rows, const char* w, int64_t stride, int64_
                          int64_t ldc, bool add, const float* scale, Prefetch& ahead) {
   const typename R::X* x[MR];
   F total[MR][NV];
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++) {
-    x[i] = (const typename R::X*)rows.x + i * rows.ld;
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      total[i][j] = F{};
-  }
+  begin(rows, x, total);
   Prefetch::Walk walk = ahead.walk();
   int64_t number = 0;
   auto group = [&](int64_t size) __attribute__((always_inline)) {

@@ -21,6 +21,24 @@ LPX_INLINE void multiply_add(F (&acc)[MR][NV], const X* const* x, int64_t k, con
   }
 }
 
+// The same for some k that lie side by side in 32 bits of a row, and of each output in b_at(j).
+template <class T, class X, int MR, int NV, class Dot, class At>
+LPX_INLINE void multiply_sides(T (&acc)[MR][NV], const X* const* x, int64_t k, Dot dot, At b_at) {
+  I b[NV];
+#pragma GCC unroll 4
+  for (int j = 0; j < NV; j++)
+    b[j] = b_at(j);
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++) {
+    int32_t some;
+    memcpy(&some, x[i] + k, 4);
+    const I a = splat(some);
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++)
+      acc[i][j] = dot(acc[i][j], b[j], a);
+  }
+}
+
 // Where the vectors of a step of k lie: side by side, or each at its own place.
 template <class R>
 struct Beside {
@@ -76,19 +94,7 @@ struct ReadBf16ByBf16 {
   static constexpr int step = 2, bytes = 4;
   template <int MR, int NV, class At>
   static LPX_INLINE void add(F (&acc)[MR][NV], const X* const* x, int64_t k, At w, bool) {
-    I b[NV];
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      b[j] = load_raw(w(j));
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) {
-      int32_t pair;
-      memcpy(&pair, x[i] + k, 4);
-      I a = splat(pair);
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; j++)
-        acc[i][j] = dot_bf16(acc[i][j], b[j], a);
-    }
+    multiply_sides(acc, x, k, dot_bf16, [&](int j) { return load_raw(w(j)); });
   }
 };
 
@@ -100,19 +106,8 @@ struct ReadPairs {
   static I start(const Rows&, int64_t, int64_t) { return I{}; }
   template <int MR, int NV>
   static LPX_INLINE void add(I (&acc)[MR][NV], const X* const* x, int64_t k, const char* w) {
-    I b[NV];
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      b[j] = load_pairs((const T*)w + j * W * 2);
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) {
-      int32_t pair;
-      memcpy(&pair, x[i] + k, 4);
-      const I a = splat(pair);
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; j++)
-        acc[i][j] = dot_int16(acc[i][j], b[j], a);
-    }
+    multiply_sides(acc, x, k, dot_int16,
+                   [&](int j) { return load_pairs((const T*)w + j * W * 2); });
   }
 };
 
@@ -125,21 +120,21 @@ struct ReadFours {
   }
   template <int MR, int NV>
   static LPX_INLINE void add(I (&acc)[MR][NV], const X* const* x, int64_t k, const char* w) {
-    I b[NV];
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      b[j] = load_raw(w + j * W * 4);
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) {
-      int32_t four;
-      memcpy(&four, x[i] + k, 4);
-      const I a = splat(four);
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; j++)
-        acc[i][j] = dot_bytes(acc[i][j], b[j], a);
-    }
+    multiply_sides(acc, x, k, dot_bytes, [&](int j) { return load_raw(w + j * W * 4); });
   }
 };
+
+// Where the rows of a tile lie; their sums are nothing yet.
+template <class X, int MR, int NV>
+LPX_INLINE void begin(const Rows& rows, const X* (&x)[MR], F (&acc)[MR][NV]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++) {
+    x[i] = (const X*)rows.x + i * rows.ld;
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++)
+      acc[i][j] = F{};
+  }
+}
 
 // All tiles of one way to read, by rows and vectors.
 template <class Make, int... at>

@@ -10,13 +10,7 @@ static void tile(const Rows& rows, const char* w, int64_t stride, int64_t k, flo
                  bool add, const float*, Prefetch& ahead) {
   const typename R::X* x[MR];
   F acc[MR][NV];
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; i++) {
-    x[i] = (const typename R::X*)rows.x + i * rows.ld;
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      acc[i][j] = F{};
-  }
+  begin(rows, x, acc);
   int64_t at = 0;
   Prefetch::Walk walk = ahead.walk();
   for (; at + kTurn <= k; at += kTurn) {
