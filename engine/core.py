@@ -145,14 +145,20 @@ class Engine:
         """Run or launch one batch, if there is one; return what happened since the last step."""
         for refused in self._intake.settle():
             self._fail(*refused)
-        if self._share.balance():
-            self._intake.images_changed = True
+        self._balance()
         drafts = self._settings.speculative_tokens
         if foresees(self._scheduler.running, drafts):
             self._advance(Plan())  # which lands what flies
         guess(self._scheduler.running, drafts, self._model_len)
         self._advance(self._scheduler.schedule())
-        return self.take_events()
+        events = self.take_events()
+        if not self.has_work:  # an ask for memory that was refused before the last one ended
+            self._balance()
+        return events
+
+    def _balance(self) -> None:
+        if self._share.balance():
+            self._intake.images_changed = True
 
     def take_events(self) -> list[Event]:
         """What happened since the last step, without a new one."""

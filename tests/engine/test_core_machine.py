@@ -225,6 +225,22 @@ EXECUTORS = pytest.mark.parametrize("executor", ["HashExecutor", "LateExecutor"]
 
 
 @EXECUTORS
+def test_an_image_gets_idle_memory_though_it_was_refused_while_others_ran(
+    stand_in: ModuleType, executor: str, tmp_path: Path
+) -> None:
+    """Blocks had gained memory just before, and keep it for a while; then their last user ends."""
+    machine = Machine(stand_in, tmp_path, executor)
+    plainly = {key: values[0] for key, values in OPTIONS.items()}
+    life = [(1, None, "x", 11), (18, None, "x", 1), (14, None, "x", 0), (1, 0, "x", 5)]
+    for tokens, image, tenant, steps in [*life, (17, None, "y", 8)]:
+        machine.add([], tokens, image, plainly | {"tenant": tenant})
+        for _ in range(steps):
+            machine.step()
+    machine.drain()
+    machine.check_tokens()
+
+
+@EXECUTORS
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
 def test_each_request_ends_exactly_once_and_nothing_is_kept(
     stand_in: ModuleType, executor: str, caplog: pytest.LogCaptureFixture
