@@ -16,8 +16,8 @@ LPX_INLINE void end(const F (&acc)[MR][NV], float* c, int64_t ldc) {
 }
 
 template <class R, int MR, int NV>
-static void score_tile(const Rows& rows, const char* const* w, const char* const* then,
-                       int64_t stride, int64_t k, float* c, int64_t ldc) {
+void score_tile(const Rows& rows, const char* const* w, const char* const* then, int64_t stride,
+                int64_t k, float* c, int64_t ldc) {
   const typename R::X* x[MR];
   F acc[MR][NV];
   begin(rows, x, acc);
@@ -31,8 +31,8 @@ static void score_tile(const Rows& rows, const char* const* w, const char* const
 }
 
 template <class R, int MR, int NV>
-static void value_tile(const Rows& rows, const char* const* block, int64_t place, int64_t count,
-                       int64_t stride, int64_t keys, float* c, int64_t ldc) {
+void value_tile(const Rows& rows, const char* const* block, int64_t place, int64_t count,
+                int64_t stride, int64_t keys, float* c, int64_t ldc) {
   const typename R::X* x[MR];
   F acc[MR][NV];
   begin(rows, x, acc);

@@ -7,8 +7,8 @@ namespace {
 // MR rows by NV vectors, for rows that have a scale for each group, and weights that have one for
 // each output.
 template <class R, int MR, int NV>
-static void integer_tile(const Rows& rows, const char* w, int64_t stride, int64_t k, float* c,
-                         int64_t ldc, bool add, const float* scale, Prefetch& ahead) {
+void integer_tile(const Rows& rows, const char* w, int64_t stride, int64_t k, float* c, int64_t ldc,
+                  bool add, const float* scale, Prefetch& ahead) {
   const typename R::X* x[MR];
   F total[MR][NV];
   begin(rows, x, total);

@@ -7,7 +7,7 @@ namespace loraplex {
 namespace {
 
 template <class R, int MR, int NV>
-static void own_tile(const void* const* h, const char* const* b, int64_t k, float* const* c) {
+void own_tile(const void* const* h, const char* const* b, int64_t k, float* const* c) {
   F acc[MR][1][NV];
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)

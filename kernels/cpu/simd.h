@@ -147,14 +147,6 @@ inline float widen(bf16 x) {
   return f;
 }
 inline float widen(float x) { return x; }
-// To nearest, ties to even; NaN stays NaN.
-inline bf16 round_bf16(float x) {
-  uint32_t u;
-  memcpy(&u, &x, 4);
-  if (x != x) return 0x7fc0;
-  return (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-}
-
 // W floats to the nearest bf16, ties to even; NaN stays NaN.
 LPX_INLINE void store_bf16(bf16* p, F v) {
 #if defined(LPX_BF16)

@@ -6,8 +6,8 @@ namespace {
 
 // MR rows by NV vectors.
 template <class R, int MR, int NV>
-static void tile(const Rows& rows, const char* w, int64_t stride, int64_t k, float* c, int64_t ldc,
-                 bool add, const float*, Prefetch& ahead) {
+void tile(const Rows& rows, const char* w, int64_t stride, int64_t k, float* c, int64_t ldc,
+          bool add, const float*, Prefetch& ahead) {
   const typename R::X* x[MR];
   F acc[MR][NV];
   begin(rows, x, acc);

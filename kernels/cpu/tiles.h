@@ -1,9 +1,9 @@
 // The one product that everything in the step is made of, in register tiles (tiles.cpp).
 //
 // Semantics: C[i, o] (+)= sum_k X[i, k] W[o, k], sums in fp32, taken in order of k in parts of
-// `part_of` (so that a long sum loses no more digits than a blocked BLAS does). Rows of int16 have
-// a scale for each kGroup inputs, whose sum is taken in int32, exactly. A row's sum never depends
-// on how many rows share the product.
+// `part_of` (so that a long sum loses no more digits than a blocked BLAS does). Rows of integers
+// have a scale for each kGroup inputs, whose sum is taken in int32, exactly. A row's sum never
+// depends on how many rows share the product.
 #pragma once
 #include "panels.h"
 #include "prefetch.h"
@@ -121,8 +121,8 @@ LPX_INLINE void in_tiles(int64_t count, int best, Take take) {
   }
 }
 
-// `count` rows by one panel of `vectors` vectors, in register tiles. A part of the panel stays in
-// the first-level cache while all rows pass.
+// `count` rows by one panel of `vectors` vectors, in register tiles. A part of the panel stays in a
+// near cache while all rows pass.
 inline void product(Read read, Rows rows, int64_t count, const char* w, int vectors, int64_t k,
                     float* c, int64_t ldc, bool add, Prefetch& ahead) {
   const int64_t stride = step_bytes(read) * vectors;
