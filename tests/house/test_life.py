@@ -1,7 +1,6 @@
 """Ends and new starts of the whole platform: drained, complete, and with everything kept."""
 
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -9,31 +8,46 @@ import httpx
 from loraplex.engine.images import BaseManifest
 
 
-def chat(served, model: str, tokens: int) -> httpx.Response:
-    body = {
+CHAT = "/v1/chat/completions"
+
+
+def body(model: str, tokens: int, **fields) -> dict:
+    return {
         "model": model,
         "messages": [{"role": "user", "content": "Count to twenty."}],
         "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,
-    }
+    } | fields
+
+
+def chat(served, model: str, tokens: int) -> httpx.Response:
     with served.http(served.api_key) as client:
-        return client.post("/v1/chat/completions", json=body)
+        return client.post(CHAT, json=body(model, tokens))
+
+
+def stop_in_midst(served, model: str) -> tuple[int, str]:
+    """Stop a server that has said the first of many tokens; return its code and the last event."""
+    with (
+        served.http(served.api_key) as client,
+        client.stream("POST", CHAT, json=body(model, 128, stream=True)) as stream,
+    ):
+        lines = filter(None, stream.iter_lines())
+        assert '"finish_reason":null' in next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        *_, last = lines
+    return served.process.wait(60), last
 
 
 def test_a_restart_keeps_everything_and_an_end_leaves_nothing(
     demo_base: BaseManifest, tmp_path: Path, house
 ) -> None:
     data_dir = tmp_path / "data"
-    with house.serving(demo_base, data_dir) as first, ThreadPoolExecutor(1) as pool:
+    with house.serving(demo_base, data_dir) as first:
         below = house.children(first.process.pid)
         assert len(below) >= 2, "an engine and a Redis"
-        answer = pool.submit(chat, first, demo_base.name, 24)
-        house.eventually(
-            lambda: first.metric("loraplex_num_requests_running") == 1, "a request runs"
-        )
-        assert first.stop(signal.SIGTERM) == 0
-        assert answer.result().status_code == 200, "what was in flight is answered"
+        ended, last = stop_in_midst(first, demo_base.name)
+        assert (ended, last) == (0, "data: [DONE]"), "what was in flight is answered"
         assert not [pid for pid in below if house.is_alive(pid)]
     with house.serving(demo_base, data_dir) as second:
         kept = ("api_key", "operator_key", "adapters")
