@@ -12,7 +12,6 @@ void integer_tile(const Rows& rows, const char* w, int64_t stride, int64_t k, fl
   const typename R::X* x[MR];
   F total[MR][NV];
   begin(rows, x, total);
-  Prefetch::Walk walk = ahead.walk();
   int64_t number = 0;
   auto group = [&](int64_t size) __attribute__((always_inline)) {
     I acc[MR][NV];
@@ -21,6 +20,7 @@ void integer_tile(const Rows& rows, const char* w, int64_t stride, int64_t k, fl
 #pragma GCC unroll 4
       for (int j = 0; j < NV; j++)
         acc[i][j] = R::start(rows, i, number);
+    Prefetch::Walk walk = ahead.walk(kGroup / kTurn);
     int64_t at = 0;
     for (; at + kTurn <= size; at += kTurn) {
       walk.turn();
@@ -30,6 +30,7 @@ void integer_tile(const Rows& rows, const char* w, int64_t stride, int64_t k, fl
     }
     for (; at < size; at += R::step, w += stride)
       R::add(acc, x, at, w);
+    ahead.walked(walk);
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++) {
       const F s = splat(rows.scale[i * rows.groups + number]);
@@ -44,7 +45,6 @@ void integer_tile(const Rows& rows, const char* w, int64_t stride, int64_t k, fl
   for (; from + kGroup <= k; from += kGroup)
     group(kGroup);
   if (from < k) group(k - from);
-  ahead.walked(walk);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4

@@ -15,6 +15,8 @@ constexpr int64_t kMaxRanks = 3 * 512;          // of a projection's slices toge
 constexpr int64_t kSegmentRows = kTileRows;     // rows of one unit of the shrink's work
 constexpr int64_t kRankStride = kMaxRanks + W;  // H's row
 
+constexpr int64_t kAheadBytes = 256 << 10;  // of A that a thread prefetches for the next shrink
+
 enum LoraPart { kLoraQkv, kLoraO, kLoraGateUp, kLoraDown };
 
 struct Lora {
@@ -51,9 +53,10 @@ inline Range next_a(const Lora& lora, int64_t s, int64_t i, int64_t k) {
   return {from, from + next.count * vector_bytes(kind, k)};
 }
 
-// Thread t's share of H, for X with `k` columns. A unit is one panel of A by some rows of a
-// segment.
-inline void shrink(const Lora& lora, const Rows& x, int64_t k, int t, int threads) {
+// Thread t's share of the shrink's units: take(segment, its number, panel of A, row, rows). A unit
+// is one panel of A by some rows of a segment.
+template <class Take>
+inline void each_unit(const Lora& lora, int t, int threads, Take take) {
   int64_t units = 0, unit = 0;
   for (int64_t s = 0; s < lora.segments; s++) {
     const Segment& segment = lora.segment[s];
@@ -63,34 +66,54 @@ inline void shrink(const Lora& lora, const Rows& x, int64_t k, int t, int thread
   const int64_t from = units * t / threads, to = units * (t + 1) / threads;
   for (int64_t s = 0; s < lora.segments && unit < to; s++) {
     const Segment& segment = lora.segment[s];
-    const LoraProjection& p = lora.projection(segment);
-    const Cut cut(p.ranks);
+    const Cut cut(lora.projection(segment).ranks);
     for (int64_t i = 0; i < cut.panels; i++)
-      for (int64_t row = segment.start; row < segment.end; row += kSegmentRows, unit++) {
-        if (unit < from || unit >= to) continue;
-        const int64_t rows = std::min(segment.end - row, kSegmentRows);
-        const Read read = lora.read(segment);
-        const Panel at = cut.panel(i);
-        Prefetch ahead;
-        if (row + rows == segment.end) ahead = {next_a(lora, s, i, k), k / kTurn};
-        alignas(64) float c[kSegmentRows * PN];
-        product(read, x.from(row, x_bytes(read)), rows, at.in(p.a, segment.adapter->kind, k),
-                at.count, k, c, PN, false, ahead);
-        for (int64_t r = 0; r < rows; r++)
-          for (int64_t j = 0; j < at.count; j++) {
-            const int64_t rank = at.output() + j * W;
-            lora.put_h(row + r, rank, load(c + r * PN + j * W) * load_of(p.scale, rank, p.ranks));
-          }
-      }
+      for (int64_t row = segment.start; row < segment.end; row += kSegmentRows, unit++)
+        if (unit >= from && unit < to)
+          take(s, i, cut.panel(i), row, std::min(segment.end - row, kSegmentRows));
   }
+}
+
+// Thread t's share of H, for X with `k` columns.
+inline void shrink(const Lora& lora, const Rows& x, int64_t k, int t, int threads) {
+  each_unit(lora, t, threads, [&](int64_t s, int64_t i, Panel at, int64_t row, int64_t rows) {
+    const Segment& segment = lora.segment[s];
+    const LoraProjection& p = lora.projection(segment);
+    const Read read = lora.read(segment);
+    Prefetch ahead;
+    if (row + rows == segment.end) ahead = {next_a(lora, s, i, k), k / kTurn};
+    alignas(64) float c[kSegmentRows * PN];
+    product(read, x.from(row, x_bytes(read)), rows, at.in(p.a, segment.adapter->kind, k), at.count,
+            k, c, PN, false, ahead);
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t j = 0; j < at.count; j++) {
+        const int64_t rank = at.output() + j * W;
+        lora.put_h(row + r, rank, load(c + r * PN + j * W) * load_of(p.scale, rank, p.ranks));
+      }
+  });
+}
+
+// The panels of A that thread t reads in a shrink, to be prefetched; returns how many ranges were
+// written.
+inline int64_t a_ranges(const Lora& lora, int64_t k, int t, int threads, Range* range) {
+  int64_t count = 0, bytes = 0;
+  each_unit(lora, t, threads, [&](int64_t s, int64_t, Panel at, int64_t row, int64_t) {
+    const Segment& segment = lora.segment[s];
+    const int64_t kind = segment.adapter->kind, size = at.count * vector_bytes(kind, k);
+    const char* from = at.in(lora.projection(segment).a, kind, k);
+    if (count && range[count - 1].at == from) return;
+    if (count == kMaxRanges || (bytes += size) > kAheadBytes) return;
+    range[count++] = {from, from + size};
+  });
+  return count;
 }
 
 // Where B's outputs of a base panel lie for rows [from, to), to be prefetched; returns how many
 // ranges were written.
 inline int64_t b_ranges(const Lora& lora, int slice, Panel at, int64_t from, int64_t to,
-                        Range* range, int64_t most) {
+                        Range* range) {
   int64_t count = 0;
-  for (int64_t s = 0; s < lora.segments && count < most; s++) {
+  for (int64_t s = 0; s < lora.segments && count < kMaxRanges; s++) {
     if (lora.segment[s].end <= from || lora.segment[s].start >= to) continue;
     const int64_t kind = lora.segment[s].adapter->kind;
     const LoraSlice& b = lora.projection(lora.segment[s]).slice[slice];

@@ -4,20 +4,53 @@
 #pragma once
 #include <algorithm>
 
-#include "simd.h"
+#include "panels.h"
 
 namespace loraplex {
 
 constexpr int kTurn = 8;       // k that a tile takes between two looks at what it is to prefetch
 constexpr int64_t kLine = 64;  // bytes that a prefetch brings
+constexpr int64_t kMaxRanges = 64;
 
 struct Range {
   const char *at = nullptr, *end = nullptr;
   int64_t lines() const { return (end - at + kLine - 1) / kLine; }
 };
+inline int64_t lines_of(const Range* first, const Range* stop) {
+  int64_t lines = 0;
+  for (; first < stop; first++)
+    lines += first->lines();
+  return lines;
+}
+
+// Ranges that come little by little, during several products.
+class Backlog {
+ public:
+  void renew(int64_t count) { first_ = 0, count_ = count; }
+  Range* ranges() { return range_; }
+  int64_t lines() const { return lines_of(range_ + first_, range_ + count_); }
+  // Moves so many lines to `to`; returns how many ranges they are.
+  int64_t take(int64_t lines, Range* to) {
+    int64_t count = 0;
+    while (lines > 0 && first_ < count_) {
+      Range& from = range_[first_];
+      const int64_t some = std::min(lines, from.lines());
+      to[count++] = {from.at, from.at + some * kLine};
+      from.at += some * kLine, lines -= some;
+      if (from.at >= from.end) first_++;
+    }
+    return count;
+  }
+
+ private:
+  Range range_[kMaxRanges];
+  int64_t first_ = 0, count_ = 0;
+};
+
 // Memory to bring into the second-level cache while tiles compute. More than an add and a prefetch
-// for each line costs a tile a third of its speed, and many lines at once wait for each other: a
-// long range comes by some lines each turn, short ones by some lines before each tile.
+// for each line costs a tile a third of its speed, and many lines at once wait for each other: so
+// many lines come each turn, of a long range and of others beside it, and where one of those ends
+// is looked at between legs of some turns.
 class Prefetch {
  public:
   Prefetch() = default;
@@ -26,38 +59,44 @@ class Prefetch {
       : rest_(range),
         lines_(turns ? std::max<int64_t>((range.lines() + turns / 2) / turns, 1) : 0) {}
 
-  // And all of some other ranges, which are used up, before so many tiles.
-  void scatter(Range* first, Range* stop, int64_t tiles) {
-    int64_t lines = 0;
-    for (Range* range = first; range < stop; range++)
-      lines += range->lines();
-    short_ = first, stop_ = stop, burst_ = (lines + tiles - 1) / tiles;
-  }
-  LPX_INLINE void before_tile() {
-    for (int64_t i = 0; i < burst_ && short_ < stop_; i++) {
-      __builtin_prefetch(short_->at, 0, 2);
-      short_->at += kLine;
-      if (short_->at >= short_->end) short_++;
-    }
+  // And all of some other ranges, which are used up, within so many turns.
+  void beside(Range* first, Range* stop, int64_t turns) {
+    side_ = first, stop_ = stop;
+    side_lines_ = turns ? ceil_div(lines_of(first, stop), turns) : 0;
   }
 
-  // What one tile has of the long range, in registers.
+  // What some turns of a tile have of them, in registers.
   struct Walk {
-    const char* at;
-    int64_t lines;
+    const char *at, *side;
+    int64_t lines, side_lines, turns;
     LPX_INLINE void turn() {
       for (int64_t i = 0; i < lines; i++, at += kLine)
         __builtin_prefetch(at, 0, 2);
+      for (int64_t i = 0; i < side_lines; i++, side += kLine)
+        __builtin_prefetch(side, 0, 2);
     }
   };
-  LPX_INLINE Walk walk() const { return {rest_.at, rest_.at < rest_.end ? lines_ : 0}; }
-  LPX_INLINE void walked(const Walk& walk) { rest_.at = walk.at; }
+  // The next leg, of at most so many turns.
+  LPX_INLINE Walk walk(int64_t turns) const {
+    Walk walk{rest_.at, nullptr, rest_.at < rest_.end ? lines_ : 0, 0, turns};
+    if (side_ < stop_ && side_lines_) {
+      walk.side = side_->at, walk.side_lines = side_lines_;
+      walk.turns = std::min(turns, ceil_div(side_->lines(), side_lines_));
+    }
+    return walk;
+  }
+  LPX_INLINE void walked(const Walk& walk) {
+    rest_.at = walk.at;
+    if (!walk.side_lines) return;
+    side_->at = walk.side;
+    if (side_->at >= side_->end) side_++;
+  }
 
  private:
   Range rest_;
   int64_t lines_ = 0;  // each turn
-  Range *short_ = nullptr, *stop_ = nullptr;
-  int64_t burst_ = 0;  // lines before each tile
+  Range *side_ = nullptr, *stop_ = nullptr;
+  int64_t side_lines_ = 0;  // each turn
 };
 
 }  // namespace loraplex

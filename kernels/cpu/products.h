@@ -4,9 +4,9 @@
 
 namespace loraplex {
 
-constexpr int64_t kMaxRanges = 64;
 constexpr int64_t kPassRows = 128;  // rows that a thread takes through its panels at once, at most
 constexpr int64_t kOwnPass = 128;   // rows for each thread, so that each has rows of its own
+constexpr int64_t kBusyTiles = 3;   // of a panel, that leave the memory time for something else
 
 // One projection's base matrices.
 struct Weights {
@@ -67,9 +67,15 @@ class Products {
       quantise(from.row(r), k, most, (int16_t*)to, scale);
   }
 
-  // What a projection needs before its panels: its rows rounded, where no norm did it, and the
-  // adapters' shrink.
-  void enter(LoraPart part, const Operand& from, int64_t k, bool rounded) {
+  // Inputs of a part's products.
+  int64_t inputs(LoraPart part) const {
+    return part == kLoraO ? m.heads * m.head_dim : part == kLoraDown ? m.inner : m.hidden;
+  }
+
+  // What a projection of so many panels needs before them: its rows rounded, where no norm did it,
+  // and the adapters' shrink.
+  void enter(LoraPart part, const Operand& from, bool rounded, int64_t panels) {
+    const int64_t k = inputs(part);
     const bool round = !rounded && in_groups(read);
     if (round)
       for (int64_t r = f.begin(f.going->rows); r < f.end(f.going->rows); r++)
@@ -78,15 +84,28 @@ class Products {
     lora.segment = f.going->segments.data(), lora.segments = (int64_t)f.going->segments.size();
     if (lora.segments) shrink(lora, from.rows(), k, f.t, f.threads);
     if (round || lora.segments) f.meet();
+    expect_shrink(panels);
     f.lap(kShrink);
   }
 
+  // Has what this thread's next shrink reads prefetched during the products of so many panels, if
+  // these are bound by what they compute.
+  void expect_shrink(int64_t panels) {
+    a_.renew(0);
+    if (!lora.segments || tiles_of(f.going->rows, best_rows(read)) < kBusyTiles) return;
+    Lora next = lora;
+    next.part = lora.part == kLoraDown ? kLoraQkv : LoraPart(lora.part + 1);
+    if (next.part == kLoraQkv && ++next.layer == m.layers) return;
+    a_.renew(a_ranges(next, inputs(next.part), f.t, f.threads, a_.ranges()));
+    a_lines_ = ceil_div(a_.lines() * f.threads, panels);
+  }
+
   void qkv(const Layer& layer) {
-    enter(kLoraQkv, e.xn, m.hidden, true);
     const int64_t q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim,
                   column[3] = {0, q, q + kv};
-    project({{&layer.q, &layer.k, &layer.v}, {q, kv, kv}, 3, m.hidden}, e.xn,
-            first_of(layer.o, m.hidden, q),
+    const Weights w{{&layer.q, &layer.k, &layer.v}, {q, kv, kv}, 3, m.hidden};
+    enter(kLoraQkv, e.xn, true, w.panels());
+    project(w, e.xn, first_of(layer.o, m.hidden, q),
             [&](int s, Panel at, int64_t r0, int64_t r1, const float* c) {
               for (int64_t r = r0; r < r1; r++)
                 for (int64_t j = 0; j < at.count; j++)
@@ -96,24 +115,24 @@ class Products {
   }
 
   // x += a projection of one slice.
-  void residual(const Matrix& w, LoraPart part, int64_t k, const Operand& from, Range then) {
-    enter(part, from, k, false);
-    project({{&w}, {m.hidden}, 1, k}, from, then,
-            [&](int, Panel at, int64_t r0, int64_t r1, const float* c) {
-              for (int64_t r = r0; r < r1; r++)
-                for (int64_t j = 0; j < at.count; j++) {
-                  float* to = e.x.row(f.going->batch_row(r)) + (at.first + j) * W;
-                  store(to, load(to) + load(c + (r - r0) * PN + j * W));
-                }
-            });
+  void residual(const Matrix& matrix, LoraPart part, const Operand& from, Range then) {
+    const Weights w{{&matrix}, {m.hidden}, 1, inputs(part)};
+    enter(part, from, false, w.panels());
+    project(w, from, then, [&](int, Panel at, int64_t r0, int64_t r1, const float* c) {
+      for (int64_t r = r0; r < r1; r++)
+        for (int64_t j = 0; j < at.count; j++) {
+          float* to = e.x.row(f.going->batch_row(r)) + (at.first + j) * W;
+          store(to, load(to) + load(c + (r - r0) * PN + j * W));
+        }
+    });
   }
 
   // active = silu(gate) * up. Both panels of the same outputs are taken together, so that the
   // product is an epilogue.
   void gate_up(const Layer& layer) {
-    enter(kLoraGateUp, e.xn, m.hidden, true);
     const Rows rows = operand(e.xn, m.hidden);
     const Cut cut(m.inner);
+    enter(kLoraGateUp, e.xn, true, 2 * cut.panels);
     each_panel(cut.panels, f.going->rows, [&](int64_t p, int64_t next, int64_t r0, int64_t r1) {
       const Panel at = cut.panel(p);
       const Range up = panel_range(layer.up, at, m.hidden);
@@ -152,8 +171,9 @@ class Products {
     }
   }
   // Spreads what is read next over the product of one panel by so many rows.
-  Prefetch during(int64_t k, int64_t rows, Range next) const {
-    return {next, k / kTurn * tiles_of(rows, best_rows(read))};
+  Prefetch during(int64_t k, int64_t rows, Range next) const { return {next, turns_of(k, rows)}; }
+  int64_t turns_of(int64_t k, int64_t rows) const {
+    return k / kTurn * tiles_of(rows, best_rows(read));
   }
 
   // All panels by so many rows, kPassRows at a time, shared among the threads: take(panel, the one
@@ -187,11 +207,11 @@ class Products {
   // The same with the rows' adapters.
   void panel_rows(const Matrix& w, int slice, int64_t n, int64_t k, Panel at, const Rows& rows,
                   int64_t from, int64_t to, Range then, float* c) {
-    Range range[kMaxRanges];
-    const int64_t count = b_ranges(lora, slice, at, from, to, range, kMaxRanges);
+    Range range[2 * kMaxRanges];
+    int64_t count = b_ranges(lora, slice, at, from, to, range);
+    count += a_.take(a_lines_, range + count);
     Prefetch ahead = during(k, to - from, then);
-    ahead.scatter(range, range + count,
-                  ceil_div(k, part_of(read, k)) * tiles_of(to - from, best_rows(read)));
+    ahead.beside(range, range + count, turns_of(k, to - from));
     panel_base(w, k, at, rows.from(from, x_bytes(read)), to - from, c, ahead);
     expand(lora, slice, n, at, from, to, c);
     if (w.bias) add_bias(w.bias, n, at, to - from, c);
@@ -224,6 +244,8 @@ class Products {
   float most;          // that a row is rounded to, where it is to int16
   bool turn_ = false;  // which of the engine's shares is this product's
   Lora lora;
+  Backlog a_;            // of the next shrink
+  int64_t a_lines_ = 0;  // of them, during each product
   alignas(64) float tile_[2][kPassRows * PN];
 };
 

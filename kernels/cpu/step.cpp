@@ -73,7 +73,7 @@ class Step {
     const Layer& layer = m.layer[l];
     attention.attend(l);
     f.lap(kAttention);
-    products.residual(layer.o, kLoraO, m.heads * m.head_dim, e.attended,
+    products.residual(layer.o, kLoraO, e.attended,
                       products.first_of(layer.gate, m.inner, m.hidden));
     f.lap(kO);
   }
@@ -86,7 +86,7 @@ class Step {
     const Range then = l + 1 < m.layers
                            ? products.first_of(m.layer[l + 1].q, m.heads * m.head_dim, m.hidden)
                            : products.first_of(m.head, m.vocab, m.hidden);
-    products.residual(layer.down, kLoraDown, m.inner, e.active, then);
+    products.residual(layer.down, kLoraDown, e.active, then);
     f.lap(kDown);
   }
 

@@ -12,14 +12,17 @@ void tile(const Rows& rows, const char* w, int64_t stride, int64_t k, float* c, 
   F acc[MR][NV];
   begin(rows, x, acc);
   int64_t at = 0;
-  Prefetch::Walk walk = ahead.walk();
-  for (; at + kTurn <= k; at += kTurn) {
-    walk.turn();
+  for (int64_t turns = k / kTurn; turns;) {
+    Prefetch::Walk walk = ahead.walk(turns);
+    turns -= walk.turns;
+    for (const int64_t end = at + walk.turns * kTurn; at < end; at += kTurn) {
+      walk.turn();
 #pragma GCC unroll 8
-    for (int u = 0; u < kTurn; u += R::step, w += stride)
-      R::add(acc, x, at + u, Beside<R>{w}, false);
+      for (int u = 0; u < kTurn; u += R::step, w += stride)
+        R::add(acc, x, at + u, Beside<R>{w}, false);
+    }
+    ahead.walked(walk);
   }
-  ahead.walked(walk);
   for (; at < k; at += R::step, w += stride)
     R::add(acc, x, at, Beside<R>{w}, at + 1 == k);
 #pragma GCC unroll 8

@@ -133,7 +133,6 @@ inline void product(Read read, Rows rows, int64_t count, const char* w, int vect
     const int64_t size = k - from < part ? k - from : part;
     in_tiles(count, best_rows(read), [&](int64_t row, int height) {
       const Rows some = rows.from(row, x_bytes(read));
-      ahead.before_tile();
       choose_tile(read, height, vectors)(some, w, stride, size, c + row * ldc, ldc, add || from > 0,
                                          scale, ahead);
     });
