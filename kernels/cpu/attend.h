@@ -112,12 +112,15 @@ class Attention {
     const auto [index, part] = unit(i / groups());
     const AttentionTile& tile = f.going->tiles[index];
     const Task task = task_of(tile, i % groups(), l);
-    const char* then = next < 0 ? nullptr : first_keys(unit(next / groups()), next % groups(), l);
+    const auto [next_index, next_part] = unit(std::max<int64_t>(next, 0) / groups());
+    const Task coming = task_of(f.going->tiles[next_index], next % groups(), l);
+    const Part first(cache, coming, std::max(next_part, coming.oldest() / kPartKeys), s),
+        *then = next < 0 ? nullptr : &first;
     gather_queries(task);
     if (f.going->shared.empty())
       attend_whole(task, tile.parts, then);
     else
-      attend_part(cache, task, part, (float)m.attention_softcap, s, then,
+      attend_part({cache, task, part, s}, (float)m.attention_softcap, then,
                   slot(tile, part, i % groups()));
   }
   // What one item works on: a tile, and a part of its context where parts are shared.
@@ -125,13 +128,6 @@ class Attention {
     return f.going->shared.empty() ? std::pair<int64_t, int64_t>(i, 0) : f.going->shared[i];
   }
 
-  // The first block of keys of an item.
-  const char* first_keys(std::pair<int64_t, int64_t> unit, int64_t group, int64_t l) const {
-    const AttentionTile& tile = f.going->tiles[unit.first];
-    const Task task = task_of(tile, group, l);
-    const int64_t key = std::max(unit.second * kPartKeys, task.oldest());
-    return cache.head(task.block_table[key / m.block_size], l, 0, task.kv_head);
-  }
   // Where the softmax of a shared part is kept until it is merged.
   State slot(const AttentionTile& tile, int64_t part, int64_t group) const {
     float* at = e.partial.data() + ((tile.slot + part) * groups() + group) * f.going->slot_floats;
@@ -143,26 +139,25 @@ class Attention {
   void gather_queries(const Task& task) const {
     const F scale = splat((float)m.attention_scale);
     const int64_t n = task.heads * m.head_dim;
+    float* to = s.queries.data();
+    const bool narrow = cache.read == Read::bf16_by_bf16;
     for (int64_t r = 0; r < task.positions; r++) {
       const float* q = task.q + r * task.row_stride + task.first_head * m.head_dim;
       for (int64_t i = 0; i < n; i += W)
-        if (cache.read == Read::bf16_by_bf16)
-          store_bf16((bf16*)s.queries.data() + r * n + i, load(q + i) * scale);
+        if (narrow)
+          store_bf16((bf16*)to + r * n + i, load(q + i) * scale);
         else
-          store(s.queries.data() + r * n + i, load(q + i) * scale);
+          store(to + r * n + i, load(q + i) * scale);
     }
   }
-  void attend_whole(const Task& task, int64_t parts, const char* then) const {
+  void attend_whole(const Task& task, int64_t parts, const Part* then) const {
     const State whole{s.highest.data(), s.total.data(), s.out.data(), m.head_dim},
         more{s.part_highest.data(), s.part_total.data(), s.part_out.data(), m.head_dim};
     const int64_t first = task.oldest() / kPartKeys;
     for (int64_t part = first; part < parts; part++) {
-      const char* next = part + 1 < parts
-                             ? cache.head(task.block_table[(part + 1) * kPartKeys / m.block_size],
-                                          task.layer, 0, task.kv_head)
-                             : then;
-      attend_part(cache, task, part, (float)m.attention_softcap, s, next,
-                  part == first ? whole : more);
+      const Part next(cache, task, part + 1, s);
+      attend_part({cache, task, part, s}, (float)m.attention_softcap,
+                  part + 1 < parts ? &next : then, part == first ? whole : more);
       if (part > first) add_part(task, whole, more);
     }
     finish(task, whole);

@@ -48,7 +48,9 @@ struct Task {
 struct AttentionScratch {
   std::vector<float> scores, out, part_out, queries;
   std::vector<float> highest, total, part_highest, part_total;
-  std::vector<const char*> keys, values;  // where vectors of keys and blocks of values lie
+  // Where vectors of keys lie, and what is prefetched meanwhile: the same of values; then blocks of
+  // values, and those of the keys that come next.
+  std::vector<const char*> keys, ahead, values, next;
   explicit AttentionScratch(int64_t dim)
       : scores(kMostQueries * (kPartKeys + 64)),
         out(kMostQueries * dim),
@@ -58,8 +60,10 @@ struct AttentionScratch {
         total(kMostQueries),
         part_highest(kMostQueries),
         part_total(kMostQueries),
-        keys(kPartKeys / W + kBlockVectors),
-        values(kPartKeys / kLeastBlock + 1) {}
+        keys(kPartKeys / W + 1),
+        ahead(kPartKeys / W + 1),
+        values(kPartKeys / kLeastBlock + 1),
+        next(kPartKeys / kLeastBlock + 1) {}
 };
 
 // Merges the softmax of later keys, query row r of `part`, into that of earlier ones.
@@ -81,11 +85,10 @@ struct Part {
   const Cache& cache;
   const Task& task;
   AttentionScratch& s;
-  const char* then;  // the first block of keys that is read after this part, or null
   int64_t begin, blocks, keys, queries;
 
-  Part(const Cache& cache, const Task& task, int64_t number, AttentionScratch& s, const char* then)
-      : cache(cache), task(task), s(s), then(then), queries(task.positions * task.heads) {
+  Part(const Cache& cache, const Task& task, int64_t number, AttentionScratch& s)
+      : cache(cache), task(task), s(s), queries(task.positions * task.heads) {
     const int64_t size = cache.block_size, after = task.position + task.positions;
     const int64_t end = (number + 1) * kPartKeys < after ? (number + 1) * kPartKeys : after;
     begin = (number * kPartKeys > task.oldest() ? number * kPartKeys : task.oldest()) / size * size;
@@ -116,10 +119,10 @@ struct Part {
     if (!blocks) return;
     const int64_t vectors = cache.block_size / W, all = blocks * vectors,
                   bytes = step_bytes(cache.read);
-    for (int64_t i = 0; i < all; i++)
+    for (int64_t i = 0; i < all; i++) {
       s.keys[i] = block(i / vectors, 0) + i % vectors * bytes;
-    for (int64_t i = 0; i < kBlockVectors; i++)
-      s.keys[all + i] = block(std::min(i, blocks - 1), 1);
+      s.ahead[i] = block(i / vectors, 1) + i % vectors * bytes;
+    }
     const Rows rows{s.queries.data(), cache.dim};
     in_tiles(queries, kTileRows, [&](int64_t r, int height) {
       const int wide = block_vectors(height);
@@ -127,71 +130,78 @@ struct Part {
         const int count = (int)std::min<int64_t>(wide, all - v);
         const char* const* at = s.keys.data() + v;
         choose_block_tile(cache.read, height, count)
-            .score(rows.from(r, x_bytes(cache.read)), at, r ? at : at + count, vectors * bytes,
-                   cache.dim, s.scores.data() + r * keys + v * W, keys);
+            .score(rows.from(r, x_bytes(cache.read)), at, r ? at : s.ahead.data() + v,
+                   vectors * bytes, cache.dim, s.scores.data() + r * keys + v * W, keys);
       }
     });
     for (int64_t b = 0; b < blocks; b++)
       rescale(b, 0);
   }
 
+  // Hides the scores of a row before `from` and from `past` on.
+  static void hide(float* score, int64_t from, int64_t past, int64_t keys) {
+    const F unseen = splat(-__builtin_inff());
+    for (int64_t i = 0; i < from; i += W)
+      store(score + i, lane_numbers() < splat((int32_t)(from - i)) ? unseen : load(score + i));
+    for (int64_t i = past / W * W; i < keys; i += W)
+      store(score + i, lane_numbers() < splat((int32_t)(past - i)) ? load(score + i) : unseen);
+  }
+
   // Semantics: P[r, j] = exp(cap(S[r, j]) - max_j) over the keys that row r sees, 0 elsewhere; in
   // place, as bf16 where tiles multiply that. The total is of what is multiplied, and shows a score
   // that is NaN.
   void weigh(int64_t r, float softcap, const State& to) const {
-    const int64_t position = task.position + r / task.heads, first = task.first_key(position);
+    const int64_t position = task.position + r / task.heads;
     float* score = s.scores.data() + r * keys;
-    const F unseen = splat(-__builtin_inff());
-    I key = splat((int32_t)begin) + lane_numbers();
-    F top = unseen, total = {};
-    for (int64_t i = 0; i < keys; i += W, key = key + W) {
-      F x = load(score + i);
-      if (softcap != 0) x = soften(x, softcap);
-      x = (key >= splat((int32_t)first)) & (key <= splat((int32_t)position)) ? x : unseen;
-      top = max(top, x);
-      store(score + i, x);
-    }
-    const F most = splat(highest(top));
+    if (softcap != 0)
+      for (int64_t i = 0; i < keys; i += W)
+        store(score + i, soften(load(score + i), softcap));
+    hide(score, std::max<int64_t>(task.first_key(position) - begin, 0),
+         std::max<int64_t>(position + 1 - begin, 0), keys);
+    F top = splat(-__builtin_inff()), total = {};
+    for (int64_t i = 0; i < keys; i += W)
+      top = max(top, load(score + i));
+    to.highest[r] = highest(top);
+    const F most = splat(to.highest[r] == -__builtin_inff() ? 0 : to.highest[r]);
     for (int64_t i = 0; i < keys; i += W) {
-      const F x = load(score + i), seen = exp2((x - most) * splat(kLog2E)) + (x - x),
-              weight = x == unseen ? F{} : seen;
-      if (narrow())
-        store_bf16((bf16*)score + i, weight), total = total + load((const bf16*)score + i);
-      else
+      const F weight = exp2((load(score + i) - most) * splat(kLog2E));
+      if (narrow()) {
+        const Halves rounded = to_bf16(weight);
+        store((bf16*)score + i, rounded), total = total + widen(rounded);
+      } else {
         store(score + i, weight), total = total + weight;
+      }
     }
-    to.highest[r] = most[0];
     to.total[r] = sum(total);
   }
 
-  // Semantics: O[r] = sum_j P[r, j] V[j].
-  void add_values(const State& to) const {
+  // Semantics: O[r] = sum_j P[r, j] V[j]. Meanwhile the keys of `then` are prefetched, or none.
+  void add_values(const Part* then, const State& to) const {
     for (int64_t b = 0; b < blocks; b++) {
       s.values[b] = block(b, 1);
+      s.next[b] = then && b < then->blocks ? then->block(b, 0) : s.values[b];
       rescale(b, 1);
     }
-    s.values[blocks] = then ? then : blocks ? s.values[blocks - 1] : nullptr;
     const int64_t bytes = step_bytes(cache.read), all = cache.dim / W;
     const Rows rows{s.scores.data(), narrow() ? 2 * keys : keys};
     in_tiles(queries, kTileRows, [&](int64_t r, int height) {
       const int wide = block_vectors(height);
       for (int64_t v = 0; v < all; v += wide)
         choose_block_tile(cache.read, height, (int)std::min<int64_t>(wide, all - v))
-            .value(rows.from(r, x_bytes(cache.read)), s.values.data(), v * bytes, blocks,
-                   all * bytes, cache.block_size, to.out + r * to.ld + v * W, to.ld);
+            .value(rows.from(r, x_bytes(cache.read)), s.values.data(),
+                   r ? s.values.data() : s.next.data(), v * bytes, blocks, all * bytes,
+                   cache.block_size, to.out + r * to.ld + v * W, to.ld);
     });
   }
 };
 
 // The softmax of the keys of one part, for the query rows in `s.queries` [positions * heads, dim].
-// `then` is the first block of keys that is read next, or null.
-inline void attend_part(const Cache& cache, const Task& task, int64_t number, float softcap,
-                        AttentionScratch& s, const char* then, const State& to) {
-  const Part part(cache, task, number, s, then);
+// `then` is the part that is likely to come next, or null.
+inline void attend_part(const Part& part, float softcap, const Part* then, const State& to) {
   part.score();
   for (int64_t r = 0; r < part.queries; r++)
     part.weigh(r, softcap, to);
-  part.add_values(to);
+  part.add_values(then, to);
 }
 
 }  // namespace loraplex

@@ -31,17 +31,17 @@ void score_tile(const Rows& rows, const char* const* w, const char* const* then,
 }
 
 template <class R, int MR, int NV>
-void value_tile(const Rows& rows, const char* const* block, int64_t place, int64_t count,
-                int64_t stride, int64_t keys, float* c, int64_t ldc) {
+void value_tile(const Rows& rows, const char* const* block, const char* const* then, int64_t place,
+                int64_t count, int64_t stride, int64_t keys, float* c, int64_t ldc) {
   const typename R::X* x[MR];
   F acc[MR][NV];
   begin(rows, x, acc);
   for (int64_t b = 0; b < count; b++) {
-    const char *w = block[b] + place, *then = block[b + 1] + place;
-    for (int64_t at = 0; at < keys; at += R::step, w += stride, then += stride) {
+    const char *w = block[b] + place, *ahead = then[b] + place;
+    for (int64_t at = 0; at < keys; at += R::step, w += stride, ahead += stride) {
 #pragma GCC unroll 4
       for (int j = 0; j < NV; j++)
-        __builtin_prefetch(then + j * W * R::bytes, 0, 2);
+        __builtin_prefetch(ahead + j * W * R::bytes, 0, 2);
       R::add(acc, x, b * keys + at, Beside<R>{w}, false);
     }
   }

@@ -1,6 +1,6 @@
 // Attention's two products in register tiles (block_tiles.cpp): queries by the keys of several
 // blocks, weights by the values of all of them. Each vector is read where its block lies, and while
-// it is multiplied the same place of the block that comes next is prefetched.
+// it is multiplied the same place of another is prefetched.
 //
 // This file knows where blocks lie; it refuses to know whose they are. A row's sum is one sum over
 // k, or over all keys, in order: it never depends on how many rows or vectors share a tile.
@@ -21,10 +21,11 @@ constexpr int block_vectors(int rows) {
 typedef void (*ScoreTile)(const Rows&, const char* const* w, const char* const* then,
                           int64_t stride, int64_t k, float* c, int64_t ldc);
 // Semantics: C[i, j W + l] = sum_{b, k} X[i, b keys + k] V_b[k, j W + l] over `count` blocks of so
-// many keys, whose vectors lie side by side from block[b] + place on. block[count] is prefetched
-// too.
-typedef void (*ValueTile)(const Rows&, const char* const* block, int64_t place, int64_t count,
-                          int64_t stride, int64_t keys, float* c, int64_t ldc);
+// many keys, whose vectors lie side by side from block[b] + place on; the same of then[b] is
+// prefetched.
+typedef void (*ValueTile)(const Rows&, const char* const* block, const char* const* then,
+                          int64_t place, int64_t count, int64_t stride, int64_t keys, float* c,
+                          int64_t ldc);
 struct BlockTile {
   ScoreTile score;
   ValueTile value;

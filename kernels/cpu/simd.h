@@ -147,22 +147,30 @@ inline float widen(bf16 x) {
   return f;
 }
 inline float widen(float x) { return x; }
+typedef uint16_t Halves __attribute__((vector_size(W * 2)));
+typedef uint16_t HalvesLoad __attribute__((vector_size(W * 2), aligned(2), may_alias));
+// W bf16 as floats.
+LPX_INLINE F widen(Halves x) {
+#if defined(LPX_AVX512)
+  const I low = (I)_mm512_cvtepu16_epi32((__m256i)x);
+#else
+  const I low = __builtin_convertvector(x, I);
+#endif
+  return (F)(low << 16);
+}
+LPX_INLINE F load(const bf16* p) { return widen(*(const HalvesLoad*)p); }
 // W floats to the nearest bf16, ties to even; NaN stays NaN.
-LPX_INLINE void store_bf16(bf16* p, F v) {
+LPX_INLINE Halves to_bf16(F v) {
 #if defined(LPX_BF16)
-  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v));
+  return (Halves)_mm512_cvtneps_pbh(v);
 #else
   typedef uint32_t U __attribute__((vector_size(W * 4)));
-  typedef uint16_t H __attribute__((vector_size(W * 2), aligned(2), may_alias));
   const U u = (U)v, rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  *(H*)p = __builtin_convertvector(v == v ? rounded : U{} + 0x7fc0, H);
+  return __builtin_convertvector(v == v ? rounded : U{} + 0x7fc0, Halves);
 #endif
 }
-// W bf16 as floats.
-LPX_INLINE F load(const bf16* p) {
-  typedef uint16_t H __attribute__((vector_size(W * 2), aligned(2), may_alias));
-  return (F)(__builtin_convertvector(*(const H*)p, I) << 16);
-}
+LPX_INLINE void store(bf16* p, Halves v) { *(HalvesLoad*)p = v; }
+LPX_INLINE void store_bf16(bf16* p, F v) { store(p, to_bf16(v)); }
 
 // W int8 as floats.
 LPX_INLINE F load(const int8_t* p) {
@@ -270,8 +278,8 @@ LPX_INLINE F nearest(F x) {
   const F big = splat(12582912.f);  // 1.5 * 2^23: its unit is 1
   return (x + big) - big;
 }
-// 2^x for x <= 0, to 2e-7 relative; 0 below 2^-126. The polynomial is the minimax one of degree 5
-// on [-1/2, 1/2].
+// 2^x for x <= 0, to 2e-7 relative; 0 below 2^-126, NaN for NaN. The polynomial is the minimax one
+// of degree 5 on [-1/2, 1/2].
 LPX_INLINE F exp2(F x) {
   const F low = splat(-126.f);
 #if defined(LPX_AVX512)
@@ -286,10 +294,10 @@ LPX_INLINE F exp2(F x) {
   p = fma(p, f, splat(6.93147182e-1f));
   p = fma(p, f, splat(1.f));
 #if defined(LPX_AVX512)
-  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), p, n);
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), p, n);
 #else
   const I exponent = (I)(n + splat(12582912.f)) << 23;  // n stands in the low bits of this sum
-  return x >= low ? (F)((I)p + exponent) : F{};
+  return x < low ? F{} : (F)((I)p + exponent) + (x - x);
 #endif
 }
 LPX_INLINE F abs(F x) { return (F)((I)x & 0x7fffffff); }

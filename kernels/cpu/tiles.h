@@ -129,12 +129,14 @@ inline void product(Read read, Rows rows, int64_t count, const char* w, int vect
   const float* scale = (const float*)w;
   if (in_groups(read)) w += vectors * W * sizeof(float);
   const int64_t part = part_of(read, k);
+  Tile tile = nullptr;
+  int high = 0;  // rows that it takes
   for (int64_t from = 0; from < k; from += part) {
     const int64_t size = k - from < part ? k - from : part;
     in_tiles(count, best_rows(read), [&](int64_t row, int height) {
-      const Rows some = rows.from(row, x_bytes(read));
-      choose_tile(read, height, vectors)(some, w, stride, size, c + row * ldc, ldc, add || from > 0,
-                                         scale, ahead);
+      if (height != high) tile = choose_tile(read, high = height, vectors);
+      tile(rows.from(row, x_bytes(read)), w, stride, size, c + row * ldc, ldc, add || from > 0, scale,
+           ahead);
     });
     rows.x = (const char*)rows.x + size * x_bytes(read);
     if (rows.scale) rows.scale += size / kGroup;
