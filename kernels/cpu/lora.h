@@ -15,7 +15,8 @@ constexpr int64_t kMaxRanks = 3 * 512;          // of a projection's slices toge
 constexpr int64_t kSegmentRows = kTileRows;     // rows of one unit of the shrink's work
 constexpr int64_t kRankStride = kMaxRanks + W;  // H's row
 
-constexpr int64_t kAheadBytes = 256 << 10;  // of A that a thread prefetches for the next shrink
+constexpr int64_t kAheadA = 256 << 10;  // bytes that a thread prefetches for the next shrink
+constexpr int64_t kMaxRanges = 64;      // of B that are prefetched during a base product
 
 enum LoraPart { kLoraQkv, kLoraO, kLoraGateUp, kLoraDown };
 
@@ -93,19 +94,17 @@ inline void shrink(const Lora& lora, const Rows& x, int64_t k, int t, int thread
   });
 }
 
-// The panels of A that thread t reads in a shrink, to be prefetched; returns how many ranges were
-// written.
-inline int64_t a_ranges(const Lora& lora, int64_t k, int t, int threads, Range* range) {
-  int64_t count = 0, bytes = 0;
-  each_unit(lora, t, threads, [&](int64_t s, int64_t, Panel at, int64_t row, int64_t) {
+// Adds the panels of A that thread t reads in a shrink to what is prefetched.
+inline void expect_shrink(const Lora& lora, int64_t k, int t, int threads, Backlog& to) {
+  const char* last = nullptr;
+  int64_t bytes = 0;
+  each_unit(lora, t, threads, [&](int64_t s, int64_t, Panel at, int64_t, int64_t) {
     const Segment& segment = lora.segment[s];
     const int64_t kind = segment.adapter->kind, size = at.count * vector_bytes(kind, k);
     const char* from = at.in(lora.projection(segment).a, kind, k);
-    if (count && range[count - 1].at == from) return;
-    if (count == kMaxRanges || (bytes += size) > kAheadBytes) return;
-    range[count++] = {from, from + size};
+    if (from != last && (bytes += size) <= kAheadA) to.add({from, from + size});
+    last = from;
   });
-  return count;
 }
 
 // Where B's outputs of a base panel lie for rows [from, to), to be prefetched; returns how many

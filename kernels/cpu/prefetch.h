@@ -10,10 +10,9 @@ namespace loraplex {
 
 constexpr int kTurn = 8;       // k that a tile takes between two looks at what it is to prefetch
 constexpr int64_t kLine = 64;  // bytes that a prefetch brings
-constexpr int64_t kMaxRanges = 64;
 
 struct Range {
-  const char *at = nullptr, *end = nullptr;
+  const char *at, *end;
   int64_t lines() const { return (end - at + kLine - 1) / kLine; }
 };
 inline int64_t lines_of(const Range* first, const Range* stop) {
@@ -26,13 +25,18 @@ inline int64_t lines_of(const Range* first, const Range* stop) {
 // Ranges that come little by little, during several products.
 class Backlog {
  public:
-  void renew(int64_t count) { first_ = 0, count_ = count; }
-  Range* ranges() { return range_; }
+  void clear() { first_ = count_ = 0; }
+  // Adds a range, and says whether there was room.
+  bool add(Range range) {
+    if (count_ == kMost) return false;
+    range_[count_++] = range;
+    return true;
+  }
   int64_t lines() const { return lines_of(range_ + first_, range_ + count_); }
-  // Moves so many lines to `to`; returns how many ranges they are.
-  int64_t take(int64_t lines, Range* to) {
+  // Moves so many lines to `to`, of at most so many ranges; returns how many these are.
+  int64_t take(int64_t lines, Range* to, int64_t most) {
     int64_t count = 0;
-    while (lines > 0 && first_ < count_) {
+    while (lines > 0 && first_ < count_ && count < most) {
       Range& from = range_[first_];
       const int64_t some = std::min(lines, from.lines());
       to[count++] = {from.at, from.at + some * kLine};
@@ -43,7 +47,8 @@ class Backlog {
   }
 
  private:
-  Range range_[kMaxRanges];
+  static constexpr int64_t kMost = 512;
+  Range range_[kMost];
   int64_t first_ = 0, count_ = 0;
 };
 
@@ -93,7 +98,7 @@ class Prefetch {
   }
 
  private:
-  Range rest_;
+  Range rest_{};
   int64_t lines_ = 0;  // each turn
   Range *side_ = nullptr, *stop_ = nullptr;
   int64_t side_lines_ = 0;  // each turn

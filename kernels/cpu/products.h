@@ -1,6 +1,6 @@
 // The products of a step: base panels, the rows' adapters, biases.
 #pragma once
-#include "frame.h"
+#include "expect.h"
 
 namespace loraplex {
 
@@ -48,7 +48,10 @@ class Products {
     most = m.activations == kActInt8 ? 127 : m.kind == kFixed16 ? kMostFixed : kMostInt16;
   }
 
-  void enter_layer(int64_t l) { lora.layer = l; }
+  void enter_layer(int64_t l) {
+    lora.layer = l;
+    ahead_.clear();
+  }
 
   // Rows as the base's products want them.
   Rows operand(const Operand& from, int64_t k) const {
@@ -84,20 +87,24 @@ class Products {
     lora.segment = f.going->segments.data(), lora.segments = (int64_t)f.going->segments.size();
     if (lora.segments) shrink(lora, from.rows(), k, f.t, f.threads);
     if (round || lora.segments) f.meet();
-    expect_shrink(panels);
+    expect(panels);
     f.lap(kShrink);
   }
 
-  // Has what this thread's next shrink reads prefetched during the products of so many panels, if
-  // these are bound by what they compute.
-  void expect_shrink(int64_t panels) {
-    a_.renew(0);
-    if (!lora.segments || tiles_of(f.going->rows, best_rows(read)) < kBusyTiles) return;
+  // Has what this thread reads next prefetched during the products of so many panels, if these are
+  // bound by what they compute: what its next shrink reads, and the next layer's keys and values.
+  void expect(int64_t panels) {
+    if (tiles_of(f.going->rows, best_rows(read)) < kBusyTiles) return;
     Lora next = lora;
     next.part = lora.part == kLoraDown ? kLoraQkv : LoraPart(lora.part + 1);
-    if (next.part == kLoraQkv && ++next.layer == m.layers) return;
-    a_.renew(a_ranges(next, inputs(next.part), f.t, f.threads, a_.ranges()));
-    a_lines_ = ceil_div(a_.lines() * f.threads, panels);
+    next.layer += next.part == kLoraQkv;
+    if (next.layer < m.layers) expect_shrink(next, inputs(next.part), f.t, f.threads, ahead_);
+    int64_t lines = ahead_.lines();
+    if (lora.part == kLoraGateUp && lora.layer + 1 < m.layers) {
+      expect_attention(f, lora.layer + 1, ahead_);
+      lines += (ahead_.lines() - lines) * 2 / 3;  // the rest during `down`
+    }
+    ahead_lines_ = ceil_div(lines * f.threads, panels);
   }
 
   void qkv(const Layer& layer) {
@@ -209,7 +216,7 @@ class Products {
                   int64_t from, int64_t to, Range then, float* c) {
     Range range[2 * kMaxRanges];
     int64_t count = b_ranges(lora, slice, at, from, to, range);
-    count += a_.take(a_lines_, range + count);
+    count += ahead_.take(ahead_lines_, range + count, kMaxRanges);
     Prefetch ahead = during(k, to - from, then);
     ahead.beside(range, range + count, turns_of(k, to - from));
     panel_base(w, k, at, rows.from(from, x_bytes(read)), to - from, c, ahead);
@@ -244,8 +251,8 @@ class Products {
   float most;          // that a row is rounded to, where it is to int16
   bool turn_ = false;  // which of the engine's shares is this product's
   Lora lora;
-  Backlog a_;            // of the next shrink
-  int64_t a_lines_ = 0;  // of them, during each product
+  Backlog ahead_;            // what is read after the products
+  int64_t ahead_lines_ = 0;  // of it, during each
   alignas(64) float tile_[2][kPassRows * PN];
 };
 

@@ -135,8 +135,8 @@ inline void product(Read read, Rows rows, int64_t count, const char* w, int vect
     const int64_t size = k - from < part ? k - from : part;
     in_tiles(count, best_rows(read), [&](int64_t row, int height) {
       if (height != high) tile = choose_tile(read, high = height, vectors);
-      tile(rows.from(row, x_bytes(read)), w, stride, size, c + row * ldc, ldc, add || from > 0, scale,
-           ahead);
+      tile(rows.from(row, x_bytes(read)), w, stride, size, c + row * ldc, ldc, add || from > 0,
+           scale, ahead);
     });
     rows.x = (const char*)rows.x + size * x_bytes(read);
     if (rows.scale) rows.scale += size / kGroup;
