@@ -119,7 +119,7 @@ struct Engine {
         groups(ceil_div(width, kGroup)),
         x(rows, m.hidden),
         qkv(rows, (m.heads + 2 * m.kv_heads) * m.head_dim),
-        h(rows, kRankStride),
+        h(max_rows + threads * kSegmentRows, kRankStride),  // and some rows of each thread's own
         xn(max_rows, m.hidden, m.activations == kActBf16),
         attended(rows, m.heads * m.head_dim, m.activations == kActBf16),
         active(rows, m.inner, m.activations == kActBf16),

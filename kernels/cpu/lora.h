@@ -25,18 +25,30 @@ struct Lora {
   int64_t segments, layer;
   LoraPart part;
   bool bf16_rows;  // X and H, else fp32
-  void* h;         // [rows, kRankStride]
+  char* h;         // [rows, kRankStride]
 
   const LoraProjection& projection(const Segment& s) const {
     return s.adapter->projection[layer * 4 + part];
   }
+  // Of the shrink: one is a panel of A by some rows of a segment.
+  int64_t units() const {
+    int64_t units = 0;
+    for (int64_t s = 0; s < segments; s++)
+      units += Cut(projection(segment[s]).ranks).panels *
+               ceil_div(segment[s].end - segment[s].start, kSegmentRows);
+    return units;
+  }
   Read read(const Segment& s) const { return read_of(s.adapter->kind, bf16_rows); }
-  const void* h_at(int64_t row, int64_t rank) const {
-    return (const char*)h + (row * kRankStride + rank) * (bf16_rows ? 2 : 4);
+  // Has H's rows from `first` on kept at `place`.
+  void keep(void* place, int64_t first) {
+    h = (char*)place - first * kRankStride * (bf16_rows ? 2 : 4);
+  }
+  char* h_at(int64_t row, int64_t rank) const {
+    return h + (row * kRankStride + rank) * (bf16_rows ? 2 : 4);
   }
   void put_h(int64_t row, int64_t rank, F v) const {
-    const int64_t at = row * kRankStride + rank;
-    bf16_rows ? store_bf16((bf16*)h + at, v) : store((float*)h + at, v);
+    char* at = h_at(row, rank);
+    bf16_rows ? store_bf16((bf16*)at, v) : store((float*)at, v);
   }
 };
 
@@ -58,12 +70,8 @@ inline Range next_a(const Lora& lora, int64_t s, int64_t i, int64_t k) {
 // is one panel of A by some rows of a segment.
 template <class Take>
 inline void each_unit(const Lora& lora, int t, int threads, Take take) {
-  int64_t units = 0, unit = 0;
-  for (int64_t s = 0; s < lora.segments; s++) {
-    const Segment& segment = lora.segment[s];
-    units += Cut(lora.projection(segment).ranks).panels *
-             ceil_div(segment.end - segment.start, kSegmentRows);
-  }
+  const int64_t units = lora.units();
+  int64_t unit = 0;
   const int64_t from = units * t / threads, to = units * (t + 1) / threads;
   for (int64_t s = 0; s < lora.segments && unit < to; s++) {
     const Segment& segment = lora.segment[s];

@@ -40,7 +40,7 @@ class Products {
         e(frame.e),
         m(frame.m),
         b(frame.b),
-        lora{nullptr, 0, 0, kLoraQkv, m.activations == kActBf16, e.h.row(0)} {
+        lora{nullptr, 0, 0, kLoraQkv, m.activations == kActBf16, nullptr} {
     read = m.kind == kQuant8    ? Read::quant8
            : m.kind == kFixed16 ? Read::fixed16
            : m.kind == kOffset8 ? Read::offset8
@@ -76,7 +76,8 @@ class Products {
   }
 
   // What a projection of so many panels needs before them: its rows rounded, where no norm did it,
-  // and the adapters' shrink.
+  // and the adapters' shrink. A single unit of that is done by every thread for itself: others
+  // would only wait for it.
   void enter(LoraPart part, const Operand& from, bool rounded, int64_t panels) {
     const int64_t k = inputs(part);
     const bool round = !rounded && in_groups(read);
@@ -85,8 +86,12 @@ class Products {
         round_row(from, k, r);
     lora.part = part;
     lora.segment = f.going->segments.data(), lora.segments = (int64_t)f.going->segments.size();
-    if (lora.segments) shrink(lora, from.rows(), k, f.t, f.threads);
-    if (round || lora.segments) f.meet();
+    const int64_t units = lora.units();
+    const bool alone = units == 1 && lora.segments == 1;
+    lora.keep(e.h.row(alone ? e.max_rows + f.t * kSegmentRows : 0),
+              alone ? lora.segment->start : 0);
+    shrink(lora, from.rows(), k, alone ? 0 : f.t, alone ? 1 : f.threads);
+    if (round || (units && !alone)) f.meet();
     expect(panels);
     f.lap(kShrink);
   }
