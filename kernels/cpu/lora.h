@@ -83,24 +83,69 @@ inline void each_unit(const Lora& lora, int t, int threads, Take take) {
   }
 }
 
-// Thread t's share of H, for X with `k` columns.
-inline void shrink(const Lora& lora, const Rows& x, int64_t k, int t, int threads) {
-  each_unit(lora, t, threads, [&](int64_t s, int64_t i, Panel at, int64_t row, int64_t rows) {
-    const Segment& segment = lora.segment[s];
-    const LoraProjection& p = lora.projection(segment);
+// H, for X with `k` columns.
+class Shrink {
+ public:
+  Shrink(const Lora& lora, const Rows& x, int64_t k) : lora(lora), x(x), k(k) {}
+
+  // Thread t's share of it.
+  void run(int t, int threads) {
+    each_unit(lora, t, threads, [&](int64_t s, int64_t i, Panel at, int64_t row, int64_t rows) {
+      rows == 1 ? take_row({s, at, row}) : take_rows({s, at, row}, i, rows);
+    });
+    flush();
+  }
+
+ private:
+  struct Unit {
+    int64_t segment;
+    Panel at;
+    int64_t row;
+  };
+  const char* a(const Unit& unit) const {
+    const Segment& segment = lora.segment[unit.segment];
+    return unit.at.in(lora.projection(segment).a, segment.adapter->kind, k);
+  }
+  void take_rows(const Unit& unit, int64_t panel, int64_t rows) {
+    const Segment& segment = lora.segment[unit.segment];
     const Read read = lora.read(segment);
     Prefetch ahead;
-    if (row + rows == segment.end) ahead = {next_a(lora, s, i, k), k / kTurn};
+    if (unit.row + rows == segment.end) ahead = {next_a(lora, unit.segment, panel, k), k / kTurn};
     alignas(64) float c[kSegmentRows * PN];
-    product(read, x.from(row, x_bytes(read)), rows, at.in(p.a, segment.adapter->kind, k), at.count,
-            k, c, PN, false, ahead);
+    product(read, x.from(unit.row, x_bytes(read)), rows, a(unit), unit.at.count, k, c, PN, false,
+            ahead);
     for (int64_t r = 0; r < rows; r++)
-      for (int64_t j = 0; j < at.count; j++) {
-        const int64_t rank = at.output() + j * W;
-        lora.put_h(row + r, rank, load(c + r * PN + j * W) * load_of(p.scale, rank, p.ranks));
-      }
-  });
-}
+      put(unit, unit.row + r, c + r * PN);
+  }
+  void take_row(const Unit& unit) {
+    if (count_ == kOwnRows) flush();
+    const Read read = lora.read(lora.segment[unit.segment]);
+    memset(c_[count_], 0, sizeof(c_[0]));
+    own_.take(read, k, unit.at.count, x.from(unit.row, x_bytes(read)).x, a(unit), c_[count_]);
+    alone_[count_++] = unit;
+  }
+  void flush() {
+    own_.flush();
+    for (int i = 0; i < count_; i++)
+      put(alone_[i], alone_[i].row, c_[i]);
+    count_ = 0;
+  }
+  void put(const Unit& unit, int64_t row, const float* c) const {
+    const LoraProjection& p = lora.projection(lora.segment[unit.segment]);
+    for (int64_t j = 0; j < unit.at.count; j++) {
+      const int64_t rank = unit.at.output() + j * W;
+      lora.put_h(row, rank, load(c + j * W) * load_of(p.scale, rank, p.ranks));
+    }
+  }
+
+  const Lora& lora;
+  const Rows x;
+  const int64_t k;
+  OwnRows own_;
+  int count_ = 0;  // units of one row that wait
+  Unit alone_[kOwnRows];
+  alignas(64) float c_[kOwnRows][PN];
+};
 
 // Adds the panels of A that thread t reads in a shrink to what is prefetched.
 inline void expect_shrink(const Lora& lora, int64_t k, int t, int threads, Backlog& to) {
@@ -115,77 +160,72 @@ inline void expect_shrink(const Lora& lora, int64_t k, int t, int threads, Backl
   });
 }
 
-// Where B's outputs of a base panel lie for rows [from, to), to be prefetched; returns how many
-// ranges were written.
-inline int64_t b_ranges(const Lora& lora, int slice, Panel at, int64_t from, int64_t to,
-                        Range* range) {
-  int64_t count = 0;
-  for (int64_t s = 0; s < lora.segments && count < kMaxRanges; s++) {
-    if (lora.segment[s].end <= from || lora.segment[s].start >= to) continue;
-    const int64_t kind = lora.segment[s].adapter->kind;
-    const LoraSlice& b = lora.projection(lora.segment[s]).slice[slice];
-    if (!b.rank) continue;
-    const char* from = at.in(b.b, kind, b.rank);
-    range[count++] = {from, from + at.count * vector_bytes(kind, b.rank)};
-  }
-  return count;
-}
+// What a segment's adapter adds to a slice of a projection, looked up once for all of its panels.
+struct Addend {
+  int64_t start, end;  // rows
+  Read read;
+  int64_t rank, first_rank, vector_bytes;
+  const char* b;
+  const float *gain, *bias;
 
-// Rows that are alone under their adapters, as in decoding: some are taken together, since the sums
-// of one wait for each other.
-class OwnRows {
+  Range panel(Panel at) const {
+    const char* from = b + at.first * vector_bytes;
+    return {from, from + at.count * vector_bytes};
+  }
+};
+
+class Addends {
  public:
-  explicit OwnRows(int vectors) : vectors_(vectors) {}
-
-  // Whether a row read so, of this rank, waits now to be added to; if not, the caller does it.
-  bool take(Read read, int64_t rank, const void* h, const char* b, float* c) {
-    if (rank > kPart) return false;
-    if (count_ == kOwnRows || read != read_ || rank != rank_) flush();
-    read_ = read, rank_ = rank;
-    h_[count_] = h, b_[count_] = b, c_[count_++] = c;
-    return true;
+  void renew(const Lora& lora, int slices) {
+    for (int i = 0; i < slices; i++) {
+      slice_[i].clear();
+      for (const Segment* s = lora.segment; s < lora.segment + lora.segments; s++) {
+        const LoraSlice& b = lora.projection(*s).slice[i];
+        if (b.rank || b.gain || b.bias)
+          slice_[i].push_back({s->start, s->end, lora.read(*s), b.rank, b.first_rank,
+                               vector_bytes(s->adapter->kind, b.rank), (const char*)b.b, b.gain,
+                               b.bias});
+      }
+    }
   }
-  void flush() {
-    if (!count_) return;
-    choose_own_tile(read_, count_, vectors_)(h_, b_, rank_, c_);
-    count_ = 0;
+  const std::vector<Addend>& of(int slice) const { return slice_[slice]; }
+  // Where B's outputs of a base panel lie for rows [from, to), to be prefetched; returns how many
+  // ranges were written.
+  int64_t ranges(int slice, Panel at, int64_t from, int64_t to, Range* range) const {
+    int64_t count = 0;
+    for (const Addend& a : slice_[slice])
+      if (a.end > from && a.start < to && a.rank && count < kMaxRanges)
+        range[count++] = a.panel(at);
+    return count;
   }
 
  private:
-  const int vectors_;
-  int count_ = 0;
-  Read read_ = Read::bf16;
-  int64_t rank_ = 0;
-  const void* h_[kOwnRows];
-  const char* b_[kOwnRows];
-  float* c_[kOwnRows];
+  std::vector<Addend> slice_[3];
 };
 
 // Adds to C [rows from `from` to `to`, PN], which holds the base product of a panel of a slice of n
 // outputs.
-inline void expand(const Lora& lora, int slice, int64_t n, Panel at, int64_t from, int64_t to,
-                   float* c) {
-  OwnRows own(at.count);
-  for (int64_t s = 0; s < lora.segments; s++) {
-    const Segment& segment = lora.segment[s];
-    const int64_t begin = segment.start > from ? segment.start : from,
-                  end = segment.end < to ? segment.end : to;
+inline void expand(const Lora& lora, const std::vector<Addend>& addends, int64_t n, Panel at,
+                   int64_t from, int64_t to, float* c) {
+  OwnRows own;
+  for (const Addend& a : addends) {
+    const int64_t begin = std::max(a.start, from), end = std::min(a.end, to);
     if (begin >= end) continue;
-    const Read read = lora.read(segment);
-    const LoraSlice& b = lora.projection(segment).slice[slice];
     float* tile = c + (begin - from) * PN;
     Prefetch none;
-    const void* h = lora.h_at(begin, b.first_rank);
-    const char* panel = at.in(b.b, segment.adapter->kind, b.rank);
-    if (b.rank && (end - begin > 1 || !own.take(read, b.rank, h, panel, tile)))
-      product(read, {h, kRankStride}, end - begin, panel, at.count, b.rank, tile, PN, true, none);
-    if (!b.gain && !b.bias) continue;
+    const void* h = lora.h_at(begin, a.first_rank);
+    const char* panel = a.panel(at).at;
+    if (a.rank && end - begin == 1)
+      own.take(a.read, a.rank, at.count, h, panel, tile);
+    else if (a.rank)
+      product(a.read, {h, kRankStride}, end - begin, panel, at.count, a.rank, tile, PN, true, none);
+    if (!a.gain && !a.bias) continue;
     own.flush();
     for (int64_t r = begin; r < end; r++, tile += PN)
       for (int64_t j = 0; j < at.count; j++) {
         F v = load(tile + j * W);
-        if (b.gain) v = v * load_of(b.gain, at.output() + j * W, n);
-        if (b.bias) v = v + load_of(b.bias, at.output() + j * W, n);
+        if (a.gain) v = v * load_of(a.gain, at.output() + j * W, n);
+        if (a.bias) v = v + load_of(a.bias, at.output() + j * W, n);
         store(tile + j * W, v);
       }
   }

@@ -7,7 +7,7 @@ namespace loraplex {
 namespace {
 
 template <class R, int MR, int NV>
-void own_tile(const void* const* h, const char* const* b, int64_t k, float* const* c) {
+void own_tile(const void* const* x, const char* const* w, int64_t k, float* const* c) {
   F acc[MR][1][NV];
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
@@ -18,7 +18,7 @@ void own_tile(const void* const* h, const char* const* b, int64_t k, float* cons
   for (int64_t at = 0; at < k; at += R::step, place += NV * W * R::bytes)
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++)
-      R::add(acc[i], (const typename R::X* const*)h + i, at, Beside<R>{b[i] + place}, at + 1 == k);
+      R::add(acc[i], (const typename R::X* const*)x + i, at, Beside<R>{w[i] + place}, at + 1 == k);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4

@@ -90,8 +90,9 @@ class Products {
     const bool alone = units == 1 && lora.segments == 1;
     lora.keep(e.h.row(alone ? e.max_rows + f.t * kSegmentRows : 0),
               alone ? lora.segment->start : 0);
-    shrink(lora, from.rows(), k, alone ? 0 : f.t, alone ? 1 : f.threads);
+    Shrink(lora, from.rows(), k).run(alone ? 0 : f.t, alone ? 1 : f.threads);
     if (round || (units && !alone)) f.meet();
+    addends_.renew(lora, part == kLoraQkv ? 3 : part == kLoraGateUp ? 2 : 1);
     expect(panels);
     f.lap(kShrink);
   }
@@ -220,12 +221,12 @@ class Products {
   void panel_rows(const Matrix& w, int slice, int64_t n, int64_t k, Panel at, const Rows& rows,
                   int64_t from, int64_t to, Range then, float* c) {
     Range range[2 * kMaxRanges];
-    int64_t count = b_ranges(lora, slice, at, from, to, range);
+    int64_t count = addends_.ranges(slice, at, from, to, range);
     count += ahead_.take(ahead_lines_, range + count, kMaxRanges);
     Prefetch ahead = during(k, to - from, then);
     ahead.beside(range, range + count, turns_of(k, to - from));
     panel_base(w, k, at, rows.from(from, x_bytes(read)), to - from, c, ahead);
-    expand(lora, slice, n, at, from, to, c);
+    expand(lora, addends_.of(slice), n, at, from, to, c);
     if (w.bias) add_bias(w.bias, n, at, to - from, c);
   }
 
@@ -256,6 +257,7 @@ class Products {
   float most;          // that a row is rounded to, where it is to int16
   bool turn_ = false;  // which of the engine's shares is this product's
   Lora lora;
+  Addends addends_;
   Backlog ahead_;            // what is read after the products
   int64_t ahead_lines_ = 0;  // of it, during each
   alignas(64) float tile_[2][kPassRows * PN];
