@@ -61,7 +61,6 @@ class Head {
   }
   void take(Best& best, int64_t r, int64_t token, F v, int64_t row) const {
     if (m.logit_softcap != 0) v = soften(v, (float)m.logit_softcap);
-    const I id = splat((int32_t)token) + lane_numbers();
     const int64_t real = m.vocab - token;
     best.fault[r] = best.fault[r] + v * F{};
     if (b.logits) {
@@ -74,6 +73,8 @@ class Head {
         for (int64_t i = 0; i < real; i++)
           to[i] = v[i];
     }
+    if (!bits(v >= best.value[r])) return;
+    const I id = splat((int32_t)token) + lane_numbers();
     I higher = (v > best.value[r]) | ((v == best.value[r]) & (id < best.token[r]));
     if (real < W) higher &= id < splat((int32_t)m.vocab);
     best.value[r] = higher ? v : best.value[r];

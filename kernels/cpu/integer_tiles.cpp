@@ -12,25 +12,26 @@ void integer_tile(const Rows& rows, const char* w, int64_t stride, int64_t k, fl
   const typename R::X* x[MR];
   F total[MR][NV];
   begin(rows, x, total);
+  Prefetch::Walk walk;
   int64_t number = 0;
-  auto group = [&](int64_t size) __attribute__((always_inline)) {
+  auto group = [&](int64_t size, auto each_turn) __attribute__((always_inline)) {
     I acc[MR][NV];
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4
       for (int j = 0; j < NV; j++)
         acc[i][j] = R::start(rows, i, number);
-    Prefetch::Walk walk = ahead.walk(kGroup / kTurn);
     int64_t at = 0;
     for (; at + kTurn <= size; at += kTurn) {
+      if (each_turn) walk = ahead.walk(1);
       walk.turn();
+      if (each_turn) ahead.walked(walk);
 #pragma GCC unroll 4
       for (int u = 0; u < kTurn; u += R::step, w += stride)
         R::add(acc, x, at + u, w);
     }
     for (; at < size; at += R::step, w += stride)
       R::add(acc, x, at, w);
-    ahead.walked(walk);
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++) {
       const F s = splat(rows.scale[i * rows.groups + number]);
@@ -41,10 +42,19 @@ void integer_tile(const Rows& rows, const char* w, int64_t stride, int64_t k, fl
     }
     number++;
   };
-  int64_t from = 0;
-  for (; from + kGroup <= k; from += kGroup)
-    group(kGroup);
-  if (from < k) group(k - from);
+  // Legs of whole groups keep what a walk needs in registers; shorter ones are looked at each turn.
+  for (int64_t from = 0; from < k;) {
+    walk = ahead.walk(kGroup / kTurn);
+    const int64_t end = walk.more ? std::min(from + kGroup, k) : k;
+    if (walk.turns < kGroup / kTurn) {
+      group(end - from, std::true_type{}), from = end;
+      continue;
+    }
+    for (; from + kGroup <= end; from += kGroup)
+      group(kGroup, std::false_type{});
+    if (from < end) group(end - from, std::false_type{}), from = end;
+    ahead.walked(walk);
+  }
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4

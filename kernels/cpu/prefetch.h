@@ -54,54 +54,47 @@ class Backlog {
 
 // Memory to bring into the second-level cache while tiles compute. More than an add and a prefetch
 // for each line costs a tile a third of its speed, and many lines at once wait for each other: so
-// many lines come each turn, of a long range and of others beside it, and where one of those ends
-// is looked at between legs of some turns.
+// many lines come each turn, and where a range ends is looked at between legs of some turns.
 class Prefetch {
  public:
   Prefetch() = default;
   // All of a range within about so many turns; tiles of less than one have none.
   Prefetch(Range range, int64_t turns)
-      : rest_(range),
+      : last_(range),
         lines_(turns ? std::max<int64_t>((range.lines() + turns / 2) / turns, 1) : 0) {}
 
-  // And all of some other ranges, which are used up, within so many turns.
-  void beside(Range* first, Range* stop, int64_t turns) {
-    side_ = first, stop_ = stop;
-    side_lines_ = turns ? ceil_div(lines_of(first, stop), turns) : 0;
+  // And before it some others, which are used up, all within so many turns.
+  void before(Range* first, Range* stop, int64_t turns) {
+    if (first == stop || !turns) return;
+    first_ = first, stop_ = stop;
+    lines_ = ceil_div(lines_of(first, stop) + last_.lines(), turns);
   }
 
-  // What some turns of a tile have of them, in registers.
+  // What some turns of a tile have of one range, in registers.
   struct Walk {
-    const char *at, *side;
-    int64_t lines, side_lines, turns;
+    const char* at;
+    int64_t lines, turns;
+    bool more;  // ranges follow
     LPX_INLINE void turn() {
       for (int64_t i = 0; i < lines; i++, at += kLine)
         __builtin_prefetch(at, 0, 2);
-      for (int64_t i = 0; i < side_lines; i++, side += kLine)
-        __builtin_prefetch(side, 0, 2);
     }
   };
   // The next leg, of at most so many turns.
   LPX_INLINE Walk walk(int64_t turns) const {
-    Walk walk{rest_.at, nullptr, rest_.at < rest_.end ? lines_ : 0, 0, turns};
-    if (side_ < stop_ && side_lines_) {
-      walk.side = side_->at, walk.side_lines = side_lines_;
-      walk.turns = std::min(turns, ceil_div(side_->lines(), side_lines_));
-    }
-    return walk;
+    if (first_ == stop_) return {last_.at, last_.at < last_.end ? lines_ : 0, turns, false};
+    return {first_->at, lines_, std::min(turns, ceil_div(first_->lines(), lines_)), true};
   }
   LPX_INLINE void walked(const Walk& walk) {
-    rest_.at = walk.at;
-    if (!walk.side_lines) return;
-    side_->at = walk.side;
-    if (side_->at >= side_->end) side_++;
+    if (walk.more)
+      first_->at = walk.at, first_ += walk.at >= first_->end;
+    else
+      last_.at = walk.at;
   }
 
  private:
-  Range rest_{};
+  Range *first_ = nullptr, *stop_ = nullptr, last_{};
   int64_t lines_ = 0;  // each turn
-  Range *side_ = nullptr, *stop_ = nullptr;
-  int64_t side_lines_ = 0;  // each turn
 };
 
 }  // namespace loraplex

@@ -224,7 +224,7 @@ class Products {
     int64_t count = addends_.ranges(slice, at, from, to, range);
     count += ahead_.take(ahead_lines_, range + count, kMaxRanges);
     Prefetch ahead = during(k, to - from, then);
-    ahead.beside(range, range + count, turns_of(k, to - from));
+    ahead.before(range, range + count, turns_of(k, to - from));
     panel_base(w, k, at, rows.from(from, x_bytes(read)), to - from, c, ahead);
     expand(lora, addends_.of(slice), n, at, from, to, c);
     if (w.bias) add_bias(w.bias, n, at, to - from, c);
