@@ -49,8 +49,8 @@ class Head {
       Prefetch ahead = products.during(
           m.hidden, to - from,
           next < 0 ? Range{} : products.panel_range(m.head, cut.panel(next), m.hidden));
-      products.panel_base(m.head, m.hidden, at, rows, to - from, tile_, ahead);
-      if (m.head.bias) Products::add_bias(m.head.bias, m.vocab, at, to - from, tile_);
+      products.panel_base(m.head, m.hidden, at, rows, to - from, {tile_, PN}, ahead);
+      if (m.head.bias) Products::add_bias(m.head.bias, m.vocab, at, to - from, {tile_, PN});
       for (int64_t r = 0; r < to - from; r++)
         for (int64_t j = 0; j < at.count; j++)
           take(best, r, (at.first + j) * W, load(tile_ + r * PN + j * W), from + r);

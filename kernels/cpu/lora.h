@@ -112,7 +112,7 @@ class Shrink {
     Prefetch ahead;
     if (unit.row + rows == segment.end) ahead = {next_a(lora, unit.segment, panel, k), k / kTurn};
     alignas(64) float c[kSegmentRows * PN];
-    product(read, x.from(unit.row, x_bytes(read)), rows, a(unit), unit.at.count, k, c, PN, false,
+    product(read, x.from(unit.row, x_bytes(read)), rows, a(unit), unit.at.count, k, {c, PN}, false,
             ahead);
     for (int64_t r = 0; r < rows; r++)
       put(unit, unit.row + r, c + r * PN);
@@ -203,30 +203,30 @@ class Addends {
   std::vector<Addend> slice_[3];
 };
 
-// Adds to C [rows from `from` to `to`, PN], which holds the base product of a panel of a slice of n
+// Adds to C, rows from `from` to `to`, which holds the base product of a panel of a slice of n
 // outputs.
 inline void expand(const Lora& lora, const std::vector<Addend>& addends, int64_t n, Panel at,
-                   int64_t from, int64_t to, float* c) {
+                   int64_t from, int64_t to, Place c) {
   OwnRows own;
   for (const Addend& a : addends) {
     const int64_t begin = std::max(a.start, from), end = std::min(a.end, to);
     if (begin >= end) continue;
-    float* tile = c + (begin - from) * PN;
+    const Place tile{c.row(begin - from), c.ld};
     Prefetch none;
     const void* h = lora.h_at(begin, a.first_rank);
     const char* panel = a.panel(at).at;
     if (a.rank && end - begin == 1)
-      own.take(a.read, a.rank, at.count, h, panel, tile);
+      own.take(a.read, a.rank, at.count, h, panel, tile.c);
     else if (a.rank)
-      product(a.read, {h, kRankStride}, end - begin, panel, at.count, a.rank, tile, PN, true, none);
+      product(a.read, {h, kRankStride}, end - begin, panel, at.count, a.rank, tile, true, none);
     if (!a.gain && !a.bias) continue;
     own.flush();
-    for (int64_t r = begin; r < end; r++, tile += PN)
+    for (int64_t r = 0; r < end - begin; r++)
       for (int64_t j = 0; j < at.count; j++) {
-        F v = load(tile + j * W);
+        F v = load(tile.row(r) + j * W);
         if (a.gain) v = v * load_of(a.gain, at.output() + j * W, n);
         if (a.bias) v = v + load_of(a.bias, at.output() + j * W, n);
-        store(tile + j * W, v);
+        store(tile.row(r) + j * W, v);
       }
   }
   own.flush();

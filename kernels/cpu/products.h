@@ -118,26 +118,27 @@ class Products {
                   column[3] = {0, q, q + kv};
     const Weights w{{&layer.q, &layer.k, &layer.v}, {q, kv, kv}, 3, m.hidden};
     enter(kLoraQkv, e.xn, true, w.panels());
-    project(w, e.xn, first_of(layer.o, m.hidden, q),
-            [&](int s, Panel at, int64_t r0, int64_t r1, const float* c) {
-              for (int64_t r = r0; r < r1; r++)
-                for (int64_t j = 0; j < at.count; j++)
-                  store(e.qkv.row(r) + column[s] + (at.first + j) * W,
-                        load(c + (r - r0) * PN + j * W));
-            });
+    project(
+        w, e.xn, first_of(layer.o, m.hidden, q),
+        [&](int s, Panel at, int64_t r0) {
+          return Place{e.qkv.row(r0) + column[s] + at.output(), e.qkv.ld};
+        },
+        [](Panel, int64_t, int64_t) {});
   }
 
   // x += a projection of one slice.
   void residual(const Matrix& matrix, LoraPart part, const Operand& from, Range then) {
     const Weights w{{&matrix}, {m.hidden}, 1, inputs(part)};
     enter(part, from, false, w.panels());
-    project(w, from, then, [&](int, Panel at, int64_t r0, int64_t r1, const float* c) {
-      for (int64_t r = r0; r < r1; r++)
-        for (int64_t j = 0; j < at.count; j++) {
-          float* to = e.x.row(f.going->batch_row(r)) + (at.first + j) * W;
-          store(to, load(to) + load(c + (r - r0) * PN + j * W));
-        }
-    });
+    project(
+        w, from, then, [&](int, Panel, int64_t) { return tile(0); },
+        [&](Panel at, int64_t r0, int64_t r1) {
+          for (int64_t r = r0; r < r1; r++)
+            for (int64_t j = 0; j < at.count; j++) {
+              float* to = e.x.row(f.going->batch_row(r)) + (at.first + j) * W;
+              store(to, load(to) + load(tile(0).row(r - r0) + j * W));
+            }
+        });
   }
 
   // active = silu(gate) * up. Both panels of the same outputs are taken together, so that the
@@ -151,8 +152,8 @@ class Products {
       const Range up = panel_range(layer.up, at, m.hidden);
       const Range then = next < 0 ? first_of(layer.down, m.hidden, m.inner)
                                   : panel_range(layer.gate, cut.panel(next), m.hidden);
-      panel_rows(layer.gate, 0, m.inner, m.hidden, at, rows, r0, r1, up, tile_[0]);
-      panel_rows(layer.up, 1, m.inner, m.hidden, at, rows, r0, r1, then, tile_[1]);
+      panel_rows(layer.gate, 0, m.inner, m.hidden, at, rows, r0, r1, up, tile(0));
+      panel_rows(layer.up, 1, m.inner, m.hidden, at, rows, r0, r1, then, tile(1));
       activate(at, r0, r1);
     });
   }
@@ -172,15 +173,15 @@ class Products {
   }
 
   // One panel of a base matrix by some rows.
-  void panel_base(const Matrix& w, int64_t k, Panel at, const Rows& rows, int64_t count, float* c,
+  void panel_base(const Matrix& w, int64_t k, Panel at, const Rows& rows, int64_t count, Place c,
                   Prefetch& ahead) {
-    product(read, rows, count, at.in(w.panels, m.kind, k), at.count, k, c, PN, false, ahead);
+    product(read, rows, count, at.in(w.panels, m.kind, k), at.count, k, c, false, ahead);
   }
-  static void add_bias(const float* bias, int64_t n, Panel at, int64_t rows, float* c) {
+  static void add_bias(const float* bias, int64_t n, Panel at, int64_t rows, Place c) {
     for (int64_t j = 0; j < at.count; j++) {
       const F v = load_of(bias, (at.first + j) * W, n);
       for (int64_t r = 0; r < rows; r++)
-        store(c + r * PN + j * W, load(c + r * PN + j * W) + v);
+        store(c.row(r) + j * W, load(c.row(r) + j * W) + v);
     }
   }
   // Spreads what is read next over the product of one panel by so many rows.
@@ -219,7 +220,7 @@ class Products {
  private:
   // The same with the rows' adapters.
   void panel_rows(const Matrix& w, int slice, int64_t n, int64_t k, Panel at, const Rows& rows,
-                  int64_t from, int64_t to, Range then, float* c) {
+                  int64_t from, int64_t to, Range then, Place c) {
     Range range[2 * kMaxRanges];
     int64_t count = addends_.ranges(slice, at, from, to, range);
     count += ahead_.take(ahead_lines_, range + count, kMaxRanges);
@@ -230,16 +231,16 @@ class Products {
     if (w.bias) add_bias(w.bias, n, at, to - from, c);
   }
 
-  // A projection. done(slice, panel, from, to, tile) takes each finished tile; `then` is what this
-  // thread reads next.
-  template <class Done>
-  void project(const Weights& w, const Operand& from, Range then, Done done) {
+  // A projection: place(slice, panel, row) is where its outputs go, for done(panel, from, to);
+  // `then` is what this thread reads next.
+  template <class At, class Done>
+  void project(const Weights& w, const Operand& from, Range then, At place, Done done) {
     const Rows rows = operand(from, w.k);
     each_panel(w.panels(), f.going->rows, [&](int64_t p, int64_t next, int64_t r0, int64_t r1) {
       const auto [s, at] = w.panel(p);
       const Range range = next < 0 ? then : range_of(w, w.panel(next));
-      panel_rows(*w.matrix[s], s, w.n[s], w.k, at, rows, r0, r1, range, tile_[0]);
-      done(s, at, r0, r1, tile_[0]);
+      panel_rows(*w.matrix[s], s, w.n[s], w.k, at, rows, r0, r1, range, place(s, at, r0));
+      done(at, r0, r1);
     });
   }
 
@@ -247,8 +248,10 @@ class Products {
     for (int64_t r = 0; r < r1 - r0; r++)
       for (int64_t j = 0; j < at.count; j++)
         e.active.put(r0 + r, (at.first + j) * W,
-                     silu_mul(load(tile_[0] + r * PN + j * W), load(tile_[1] + r * PN + j * W)));
+                     silu_mul(load(tile(0).row(r) + j * W), load(tile(1).row(r) + j * W)));
   }
+
+  Place tile(int i) { return {tile_[i], PN}; }
 
   Frame& f;
   Engine& e;

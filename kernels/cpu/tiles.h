@@ -46,6 +46,13 @@ struct Rows {
   }
 };
 
+// Where outputs of a product go: fp32, `ld` from one row to the next.
+struct Place {
+  float* c;
+  int64_t ld;
+  float* row(int64_t r) const { return c + r * ld; }
+};
+
 // A way to read a panel: the kind of W, and of X where that is not fp32.
 enum class Read {
   bf16,
@@ -124,7 +131,7 @@ LPX_INLINE void in_tiles(int64_t count, int best, Take take) {
 // `count` rows by one panel of `vectors` vectors, in register tiles. A part of the panel stays in a
 // near cache while all rows pass.
 inline void product(Read read, Rows rows, int64_t count, const char* w, int vectors, int64_t k,
-                    float* c, int64_t ldc, bool add, Prefetch& ahead) {
+                    Place c, bool add, Prefetch& ahead) {
   const int64_t stride = step_bytes(read) * vectors;
   const float* scale = (const float*)w;
   if (in_groups(read)) w += vectors * W * sizeof(float);
@@ -135,8 +142,8 @@ inline void product(Read read, Rows rows, int64_t count, const char* w, int vect
     const int64_t size = k - from < part ? k - from : part;
     in_tiles(count, best_rows(read), [&](int64_t row, int height) {
       if (height != high) tile = choose_tile(read, high = height, vectors);
-      tile(rows.from(row, x_bytes(read)), w, stride, size, c + row * ldc, ldc, add || from > 0,
-           scale, ahead);
+      tile(rows.from(row, x_bytes(read)), w, stride, size, c.row(row), c.ld, add || from > 0, scale,
+           ahead);
     });
     rows.x = (const char*)rows.x + size * x_bytes(read);
     if (rows.scale) rows.scale += size / kGroup;
