@@ -7,7 +7,6 @@ import httpx
 
 from loraplex.engine.images import BaseManifest
 
-
 CHAT = "/v1/chat/completions"
 
 
