@@ -8,27 +8,22 @@ namespace {
 
 template <class R, int MR, int NV>
 void own_tile(const void* const* x, const char* const* w, int64_t k, float* const* c) {
-  constexpr int S = sums_of(NV);
-  F acc[MR][S][1][NV] = {};
-  int64_t at = 0, place = 0;
-  const auto step = [&](int s) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++)
-      R::add(acc[i][s], (const typename R::X* const*)x + i, at, Beside<R>{w[i] + place},
-             at + 1 == k);
-    at += R::step, place += NV * W * R::bytes;
-  };
-  while (at + kTurn <= k)
-#pragma GCC unroll 8
-    for (int u = 0; u < kTurn; u += R::step)
-      step(u / R::step % S);
-  while (at < k)
-    step(0);
+  F acc[MR][1][NV];
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
-      store(c[i] + j * W, load(c[i] + j * W) + total(acc[i], 0, j));
+      acc[i][0][j] = F{};
+  int64_t place = 0;
+  for (int64_t at = 0; at < k; at += R::step, place += NV * W * R::bytes)
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++)
+      R::add(acc[i], (const typename R::X* const*)x + i, at, Beside<R>{w[i] + place}, at + 1 == k);
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++)
+      store(c[i] + j * W, load(c[i] + j * W) + acc[i][0][j]);
 }
 template <class R, int... at>
 constexpr std::array<OwnTile, sizeof...(at)> own_tiles(std::integer_sequence<int, at...>) {

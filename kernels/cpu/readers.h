@@ -136,12 +136,6 @@ LPX_INLINE void begin(const Rows& rows, const X* (&x)[MR], F (&acc)[MR][NV]) {
   }
 }
 
-// Of its sums, the whole.
-template <int S, int MR, int NV>
-LPX_INLINE F total(const F (&acc)[S][MR][NV], int i, int j) {
-  return S == 1 ? acc[0][i][j] : acc[0][i][j] + acc[S - 1][i][j];
-}
-
 // All tiles of one way to read, by rows and vectors.
 template <class Make, int... at>
 constexpr std::array<Tile, sizeof...(at)> all_tiles(std::integer_sequence<int, at...>) {

@@ -8,11 +8,9 @@ namespace {
 template <class R, int MR, int NV>
 void tile(const Rows& rows, const char* w, int64_t stride, int64_t k, float* c, int64_t ldc,
           bool add, const float*, Prefetch& ahead) {
-  constexpr int S = sums_of(NV);
   const typename R::X* x[MR];
-  F acc[S][MR][NV];
-  for (int s = 0; s < S; s++)
-    begin(rows, x, acc[s]);
+  F acc[MR][NV];
+  begin(rows, x, acc);
   int64_t at = 0;
   for (int64_t turns = k / kTurn; turns;) {
     Prefetch::Walk walk = ahead.walk(turns);
@@ -21,19 +19,18 @@ void tile(const Rows& rows, const char* w, int64_t stride, int64_t k, float* c, 
       walk.turn();
 #pragma GCC unroll 8
       for (int u = 0; u < kTurn; u += R::step, w += stride)
-        R::add(acc[u / R::step % S], x, at + u, Beside<R>{w}, false);
+        R::add(acc, x, at + u, Beside<R>{w}, false);
     }
     ahead.walked(walk);
   }
   for (; at < k; at += R::step, w += stride)
-    R::add(acc[0], x, at, Beside<R>{w}, at + 1 == k);
+    R::add(acc, x, at, Beside<R>{w}, at + 1 == k);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++) {
       float* y = c + i * ldc + j * W;
-      const F sum = total(acc, i, j);
-      store(y, add ? load(y) + sum : sum);
+      store(y, add ? load(y) + acc[i][j] : acc[i][j]);
     }
 }
 template <class R>

@@ -88,10 +88,6 @@ inline int64_t step_bytes(Read read) {
   return is_int8(read) ? W : read == Read::quant8 ? W * 2 : W * 4;
 }  // of one vector
 
-// Sums that a tile of so many vectors keeps for each output: of every other step of a turn, where
-// those of one vector alone would wait for each other. Steps behind the last turn go to the first.
-constexpr int sums_of(int vectors) { return vectors == 1 ? 2 : 1; }
-
 // Some rows by some vectors over one part of k. `w` has `stride` bytes for each step of k; C [rows,
 // ldc] is added to, or else written; integers have a scale for each output; `ahead` goes on from
 // tile to tile.
