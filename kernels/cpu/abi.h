@@ -81,6 +81,8 @@ struct Segment {  // rows [start, end) run under an adapter
 struct Sequence {  // rows [start, end) are the last of `context` tokens
   int64_t start, end, context;
   const int32_t* block_table;  // [ceil(context / block_size)]
+
+  int64_t position(int64_t row) const { return context - (end - row); }
 };
 
 struct Batch {

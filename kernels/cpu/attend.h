@@ -98,7 +98,7 @@ class Attention {
             l,
             kv_head,
             layer->window,
-            sequence.context - (sequence.end - tile.row),
+            sequence.position(tile.row),
             tile.rows,
             std::min(head_group, all - within),
             kv_head * all + within,
@@ -112,9 +112,10 @@ class Attention {
     const auto [index, part] = unit(i / groups());
     const AttentionTile& tile = f.going->tiles[index];
     const Task task = task_of(tile, i % groups(), l);
-    const auto [next_index, next_part] = unit(std::max<int64_t>(next, 0) / groups());
-    const Task coming = task_of(f.going->tiles[next_index], next % groups(), l);
-    const Part first(cache, coming, std::max(next_part, coming.oldest() / kPartKeys), s),
+    const int64_t after = next < 0 ? i : next;
+    const auto [after_index, after_part] = unit(after / groups());
+    const Task coming = task_of(f.going->tiles[after_index], after % groups(), l);
+    const Part first(cache, coming, std::max(after_part, coming.oldest() / kPartKeys), s),
         *then = next < 0 ? nullptr : &first;
     gather_queries(task);
     if (f.going->shared.empty())

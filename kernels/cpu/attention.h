@@ -30,6 +30,11 @@ struct State {
   int64_t ld;
 };
 
+// The oldest key that a row at a position sees through a window, 0 for none.
+inline int64_t first_key(int64_t window, int64_t at) {
+  return window && at >= window ? at - window + 1 : 0;
+}
+
 struct Task {
   const int32_t* block_table;
   int64_t layer, kv_head, window;
@@ -40,7 +45,7 @@ struct Task {
   int64_t out;  // the first row's number among those that attend
 
   // The oldest key that a row at a position sees; that any row of the task sees.
-  int64_t first_key(int64_t at) const { return window && at >= window ? at - window + 1 : 0; }
+  int64_t first_key(int64_t at) const { return loraplex::first_key(window, at); }
   int64_t oldest() const { return first_key(position); }
 };
 
@@ -156,8 +161,8 @@ struct Part {
     if (softcap != 0)
       for (int64_t i = 0; i < keys; i += W)
         store(score + i, soften(load(score + i), softcap));
-    hide(score, std::max<int64_t>(task.first_key(position) - begin, 0),
-         std::max<int64_t>(position + 1 - begin, 0), keys);
+    hide(score, std::clamp<int64_t>(task.first_key(position) - begin, 0, keys),
+         std::clamp<int64_t>(position + 1 - begin, 0, keys), keys);
     F top = splat(-__builtin_inff()), total = {};
     for (int64_t i = 0; i < keys; i += W)
       top = max(top, load(score + i));

@@ -18,9 +18,8 @@ inline void expect_attention(const Frame& f, int64_t layer, Backlog& to) {
   for (int64_t i = f.begin((int64_t)tiles.size()); i < end; last = tiles[i++].sequence) {
     if (tiles[i].sequence == last) continue;
     const Sequence& s = f.b.sequence[tiles[i].sequence];
-    const int64_t position = s.context - (s.end - tiles[i].row), window = f.m.layer[layer].window,
-                  oldest = window && position >= window ? position - window + 1 : 0,
-                  size = f.m.block_size;
+    const int64_t size = f.m.block_size,
+                  oldest = first_key(f.m.layer[layer].window, s.position(tiles[i].row));
     for (int64_t block = oldest / size; block * size < s.context; block++) {
       const char* at = cache.head(s.block_table[block], layer, 0, 0);
       if (room-- <= 0 || !to.add({at, at + bytes})) return;

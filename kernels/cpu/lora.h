@@ -52,7 +52,13 @@ struct Lora {
   }
 };
 
-// The panel of A that is read after panel i of segment s.
+// A panel of A of segment s, for `k` inputs.
+inline Range a_panel(const Lora& lora, int64_t s, Panel at, int64_t k) {
+  const int64_t kind = lora.segment[s].adapter->kind;
+  const char* from = at.in(lora.projection(lora.segment[s]).a, kind, k);
+  return {from, from + at.count * vector_bytes(kind, k)};
+}
+// The one that is read after panel i of segment s.
 inline Range next_a(const Lora& lora, int64_t s, int64_t i, int64_t k) {
   const LoraProjection* p = &lora.projection(lora.segment[s]);
   if (i + 1 == Cut(p->ranks).panels) {
@@ -60,10 +66,7 @@ inline Range next_a(const Lora& lora, int64_t s, int64_t i, int64_t k) {
     p = &lora.projection(lora.segment[++s]), i = -1;
     if (!p->ranks) return {};
   }
-  const int64_t kind = lora.segment[s].adapter->kind;
-  const Panel next = Cut(p->ranks).panel(i + 1);
-  const char* from = next.in(p->a, kind, k);
-  return {from, from + next.count * vector_bytes(kind, k)};
+  return a_panel(lora, s, Cut(p->ranks).panel(i + 1), k);
 }
 
 // Thread t's share of the shrink's units: take(segment, its number, panel of A, row, rows). A unit
@@ -102,10 +105,7 @@ class Shrink {
     Panel at;
     int64_t row;
   };
-  const char* a(const Unit& unit) const {
-    const Segment& segment = lora.segment[unit.segment];
-    return unit.at.in(lora.projection(segment).a, segment.adapter->kind, k);
-  }
+  const char* a(const Unit& unit) const { return a_panel(lora, unit.segment, unit.at, k).at; }
   void take_rows(const Unit& unit, int64_t panel, int64_t rows) {
     const Segment& segment = lora.segment[unit.segment];
     const Read read = lora.read(segment);
@@ -152,11 +152,9 @@ inline void expect_shrink(const Lora& lora, int64_t k, int t, int threads, Backl
   const char* last = nullptr;
   int64_t bytes = 0;
   each_unit(lora, t, threads, [&](int64_t s, int64_t, Panel at, int64_t, int64_t) {
-    const Segment& segment = lora.segment[s];
-    const int64_t kind = segment.adapter->kind, size = at.count * vector_bytes(kind, k);
-    const char* from = at.in(lora.projection(segment).a, kind, k);
-    if (from != last && (bytes += size) <= kAheadA) to.add({from, from + size});
-    last = from;
+    const Range panel = a_panel(lora, s, at, k);
+    if (panel.at != last && (bytes += panel.end - panel.at) <= kAheadA) to.add(panel);
+    last = panel.at;
   });
 }
 

@@ -11,7 +11,7 @@ inline void add_tiles(Going& to, const Batch& b, int64_t s, int64_t begin, int64
   const Sequence& q = b.sequence[s];
   for (int64_t row = begin; row < end; row += kTilePositions) {
     const int64_t count = std::min(kTilePositions, end - row),
-                  parts = ceil_div(q.context - (q.end - row) + count, kPartKeys);
+                  parts = ceil_div(q.position(row) + count, kPartKeys);
     to.tiles.push_back({s, row, count, out + row - begin, parts, to.slots});
     to.slots += parts;
   }

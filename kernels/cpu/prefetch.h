@@ -63,7 +63,7 @@ class Prefetch {
       : last_(range),
         lines_(turns ? std::max<int64_t>((range.lines() + turns / 2) / turns, 1) : 0) {}
 
-  // And before it some others, which are used up, all within so many turns.
+  // And before it some others, none of them empty, which are used up; all within so many turns.
   void before(Range* first, Range* stop, int64_t turns) {
     if (first == stop || !turns) return;
     first_ = first, stop_ = stop;
