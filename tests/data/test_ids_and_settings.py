@@ -2,7 +2,9 @@
 
 import os
 import stat
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,16 +22,44 @@ def test_an_id_is_its_prefix_and_26_characters() -> None:
     assert set(rest) <= set("0123456789abcdefghjkmnpqrstvwxyz")
 
 
+def at(monkeypatch: pytest.MonkeyPatch, milliseconds: int) -> None:
+    monkeypatch.setattr(ids.time, "time_ns", lambda: milliseconds * 1_000_000)
+
+
 def test_ids_sort_by_the_time_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for milliseconds in (0, 1, 31, 32, 2**40, 2**48 - 1):
-        monkeypatch.setattr(ids.time, "time_ns", lambda ms=milliseconds: ms * 1_000_000)
+        monkeypatch.setattr(ids, "_ulids", ids.Ulids())  # as many processes would
+        at(monkeypatch, milliseconds)
         made.append(new_id("x"))
     assert made == sorted(made)
 
 
-def test_ids_do_not_repeat() -> None:
-    assert len({new_id("x") for _ in range(10_000)}) == 10_000
+@pytest.mark.parametrize("clock", [(7,) * 1000, range(1000, 0, -1), (7, 8, 7, 9) * 250])
+def test_ids_of_one_process_sort_whatever_its_clock_does(
+    monkeypatch: pytest.MonkeyPatch, clock: Sequence[int]
+) -> None:
+    monkeypatch.setattr(ids, "_ulids", ids.Ulids())
+    made = []
+    for milliseconds in clock:
+        at(monkeypatch, milliseconds)
+        made.append(new_id("x"))
+    assert made == sorted(set(made))
+
+
+def test_the_next_id_of_a_millisecond_is_not_to_be_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    at(monkeypatch, 7)
+    ulids = ids.Ulids()
+    numbers = [next(ulids) for _ in range(1000)]
+    steps = [later - former for former, later in pairwise(numbers)]
+    assert len(set(steps)) == len(steps)
+
+
+def test_ids_of_many_threads_do_not_repeat() -> None:
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda _: [new_id("x") for _ in range(1000)], range(8)))
+    assert all(of_one == sorted(of_one) for of_one in made)
+    assert len({id for of_one in made for id in of_one}) == 8000
 
 
 def test_defaults_live_in_the_data_directory(tmp_path: Path) -> None:
