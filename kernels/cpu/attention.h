@@ -152,10 +152,9 @@ struct Part {
       store(score + i, lane_numbers() < splat((int32_t)(past - i)) ? load(score + i) : unseen);
   }
 
-  // Semantics: P[r, j] = exp(cap(S[r, j]) - max_j) over the keys that row r sees, 0 elsewhere; in
-  // place, as bf16 where tiles multiply that. The total is of what is multiplied, and shows a score
-  // that is NaN.
-  void weigh(int64_t r, float softcap, const State& to) const {
+  // Semantics: S[r, j] = cap(S[r, j]) over the keys that row r sees, -infinity elsewhere; and the
+  // highest of them.
+  void bound(int64_t r, float softcap, const State& to) const {
     const int64_t position = task.position + r / task.heads;
     float* score = s.scores.data() + r * keys;
     if (softcap != 0)
@@ -163,10 +162,17 @@ struct Part {
         store(score + i, soften(load(score + i), softcap));
     hide(score, std::clamp<int64_t>(task.first_key(position) - begin, 0, keys),
          std::clamp<int64_t>(position + 1 - begin, 0, keys), keys);
-    F top = splat(-__builtin_inff()), total = {};
+    F top = splat(-__builtin_inff());
     for (int64_t i = 0; i < keys; i += W)
       top = max(top, load(score + i));
     to.highest[r] = highest(top);
+  }
+
+  // Semantics: P[r, j] = exp(S[r, j] - max_j); in place, as bf16 where tiles multiply that. The
+  // total is of what is multiplied, and shows a score that is NaN.
+  void weigh(int64_t r, const State& to) const {
+    float* score = s.scores.data() + r * keys;
+    F total = {};
     const F most = splat(to.highest[r] == -__builtin_inff() ? 0 : to.highest[r]);
     for (int64_t i = 0; i < keys; i += W) {
       const F weight = exp2((load(score + i) - most) * splat(kLog2E));
@@ -205,7 +211,9 @@ struct Part {
 inline void attend_part(const Part& part, float softcap, const Part* then, const State& to) {
   part.score();
   for (int64_t r = 0; r < part.queries; r++)
-    part.weigh(r, softcap, to);
+    part.bound(r, softcap, to);
+  for (int64_t r = 0; r < part.queries; r++)  // whose highest scores are known by now
+    part.weigh(r, to);
   part.add_values(then, to);
 }
 

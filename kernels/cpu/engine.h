@@ -83,15 +83,12 @@ struct AttentionTile {
 };
 
 // The rows that go on: all of a batch, or, once the last layer's keys are kept, those that are
-// wanted.
+// wanted, numbered anew.
 struct Going {
   int64_t rows = 0, slots = 0, slot_floats = 0;
-  const int32_t* row = nullptr;  // which row of the batch each is, or null for the same
   std::vector<Segment> segments;
   std::vector<AttentionTile> tiles;
   std::vector<std::pair<int64_t, int64_t>> shared;  // (tile, part) when parts are shared
-
-  int64_t batch_row(int64_t r) const { return row ? row[r] : r; }
 };
 
 struct Engine {

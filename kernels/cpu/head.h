@@ -24,7 +24,7 @@ class Head {
 
   void run() {
     for (int64_t i = f.begin(b.wanted); i < f.end(b.wanted); i++) {
-      rms_norm(e.x.row(b.want[i]), m.norm, m.hidden, m.norm_eps, e.xn.at(i));
+      rms_norm(e.x.row(i), m.norm, m.hidden, m.norm_eps, e.xn.at(i));
       products.round_row(e.xn, m.hidden, i);
     }
     f.meet();
@@ -49,7 +49,7 @@ class Head {
       Prefetch ahead = products.during(
           m.hidden, to - from,
           next < 0 ? Range{} : products.panel_range(m.head, cut.panel(next), m.hidden));
-      products.panel_base(m.head, m.hidden, at, rows, to - from, {tile_, PN}, ahead);
+      products.panel_base(m.head, m.hidden, at, rows, to - from, {tile_, PN}, false, ahead);
       if (m.head.bias) Products::add_bias(m.head.bias, m.vocab, at, to - from, {tile_, PN});
       for (int64_t r = 0; r < to - from; r++)
         for (int64_t j = 0; j < at.count; j++)

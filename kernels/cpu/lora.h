@@ -187,6 +187,13 @@ class Addends {
     }
   }
   const std::vector<Addend>& of(int slice) const { return slice_[slice]; }
+  // Calls take(from, to) for the rows of [from, to) that have a gain.
+  template <class Take>
+  void each_gained(int slice, int64_t from, int64_t to, Take take) const {
+    for (const Addend& a : slice_[slice])
+      if (a.gain && a.end > from && a.start < to)
+        take(std::max(a.start, from), std::min(a.end, to));
+  }
   // Where B's outputs of a base panel lie for rows [from, to), to be prefetched; returns how many
   // ranges were written.
   int64_t ranges(int slice, Panel at, int64_t from, int64_t to, Range* range) const {

@@ -33,14 +33,14 @@ inline void share_parts(Engine& e, Going& to) {
   e.partial.resize(std::max<size_t>(e.partial.size(), to.slots * groups * to.slot_floats));
 }
 
-inline void clear(Going& to, int64_t rows, const int32_t* row) {
-  to.rows = rows, to.row = row, to.slots = 0;
+inline void clear(Going& to, int64_t rows) {
+  to.rows = rows, to.slots = 0;
   to.segments.clear(), to.tiles.clear(), to.shared.clear();
 }
 
 inline void plan_all(Engine& e, const Batch& b) {
   Going& to = e.all;
-  clear(to, b.rows, nullptr);
+  clear(to, b.rows);
   to.segments.assign(b.segment, b.segment + b.segments);
   for (int64_t s = 0; s < b.sequences; s++)
     add_tiles(to, b, s, b.sequence[s].start, b.sequence[s].end, b.sequence[s].start);
@@ -50,7 +50,7 @@ inline void plan_all(Engine& e, const Batch& b) {
 // Neighbours among the wanted rows attend together.
 inline void plan_last(Engine& e, const Batch& b) {
   Going& to = e.last;
-  clear(to, b.wanted, b.want);
+  clear(to, b.wanted);
   const auto number = [&](int64_t row) {
     return std::lower_bound(b.want, b.want + b.wanted, row) - b.want;
   };

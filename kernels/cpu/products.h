@@ -119,25 +119,25 @@ class Products {
     const Weights w{{&layer.q, &layer.k, &layer.v}, {q, kv, kv}, 3, m.hidden};
     enter(kLoraQkv, e.xn, true, w.panels());
     project(
-        w, e.xn, first_of(layer.o, m.hidden, q),
-        [&](int s, Panel at, int64_t r0) {
+        w, e.xn, first_of(layer.o, m.hidden, q), false,
+        [&](int s, Panel at, int64_t r0, int64_t) {
           return Place{e.qkv.row(r0) + column[s] + at.output(), e.qkv.ld};
         },
         [](Panel, int64_t, int64_t) {});
   }
 
-  // x += a projection of one slice.
+  // x += a projection of one slice. Its sums go on from x, but for rows that are set aside.
   void residual(const Matrix& matrix, LoraPart part, const Operand& from, Range then) {
     const Weights w{{&matrix}, {m.hidden}, 1, inputs(part)};
     enter(part, from, false, w.panels());
     project(
-        w, from, then, [&](int, Panel, int64_t) { return tile(0); },
+        w, from, then, true,
+        [&](int, Panel at, int64_t r0, int64_t r1) {
+          set_aside(at, r0, r1, [](float* x, float* kept) { store(kept, load(x)), store(x, F{}); });
+          return Place{e.x.row(r0) + at.output(), e.x.ld};
+        },
         [&](Panel at, int64_t r0, int64_t r1) {
-          for (int64_t r = r0; r < r1; r++)
-            for (int64_t j = 0; j < at.count; j++) {
-              float* to = e.x.row(f.going->batch_row(r)) + (at.first + j) * W;
-              store(to, load(to) + load(tile(0).row(r - r0) + j * W));
-            }
+          set_aside(at, r0, r1, [](float* x, float* kept) { store(x, load(kept) + load(x)); });
         });
   }
 
@@ -152,8 +152,8 @@ class Products {
       const Range up = panel_range(layer.up, at, m.hidden);
       const Range then = next < 0 ? first_of(layer.down, m.hidden, m.inner)
                                   : panel_range(layer.gate, cut.panel(next), m.hidden);
-      panel_rows(layer.gate, 0, m.inner, m.hidden, at, rows, r0, r1, up, tile(0));
-      panel_rows(layer.up, 1, m.inner, m.hidden, at, rows, r0, r1, then, tile(1));
+      panel_rows(layer.gate, 0, m.inner, m.hidden, at, rows, r0, r1, up, tile(0), false);
+      panel_rows(layer.up, 1, m.inner, m.hidden, at, rows, r0, r1, then, tile(1), false);
       activate(at, r0, r1);
     });
   }
@@ -172,10 +172,10 @@ class Products {
     return panel_range(*w.matrix[panel.first], panel.second, w.k);
   }
 
-  // One panel of a base matrix by some rows.
+  // One panel of a base matrix by some rows; C is added to, or else written.
   void panel_base(const Matrix& w, int64_t k, Panel at, const Rows& rows, int64_t count, Place c,
-                  Prefetch& ahead) {
-    product(read, rows, count, at.in(w.panels, m.kind, k), at.count, k, c, false, ahead);
+                  bool add, Prefetch& ahead) {
+    product(read, rows, count, at.in(w.panels, m.kind, k), at.count, k, c, add, ahead);
   }
   static void add_bias(const float* bias, int64_t n, Panel at, int64_t rows, Place c) {
     for (int64_t j = 0; j < at.count; j++) {
@@ -220,28 +220,41 @@ class Products {
  private:
   // The same with the rows' adapters.
   void panel_rows(const Matrix& w, int slice, int64_t n, int64_t k, Panel at, const Rows& rows,
-                  int64_t from, int64_t to, Range then, Place c) {
+                  int64_t from, int64_t to, Range then, Place c, bool add) {
     Range range[2 * kMaxRanges];
     int64_t count = addends_.ranges(slice, at, from, to, range);
     count += ahead_.take(ahead_lines_, range + count, kMaxRanges);
     Prefetch ahead = during(k, to - from, then);
     ahead.before(range, range + count, turns_of(k, to - from));
-    panel_base(w, k, at, rows.from(from, x_bytes(read)), to - from, c, ahead);
+    panel_base(w, k, at, rows.from(from, x_bytes(read)), to - from, c, add, ahead);
     expand(lora, addends_.of(slice), n, at, from, to, c);
     if (w.bias) add_bias(w.bias, n, at, to - from, c);
   }
 
-  // A projection: place(slice, panel, row) is where its outputs go, for done(panel, from, to);
-  // `then` is what this thread reads next.
+  // A projection: place(slice, panel, from, to) is where its outputs go, which are added to or else
+  // written, for done(panel, from, to); `then` is what this thread reads next.
   template <class At, class Done>
-  void project(const Weights& w, const Operand& from, Range then, At place, Done done) {
+  void project(const Weights& w, const Operand& from, Range then, bool add, At place, Done done) {
     const Rows rows = operand(from, w.k);
     each_panel(w.panels(), f.going->rows, [&](int64_t p, int64_t next, int64_t r0, int64_t r1) {
       const auto [s, at] = w.panel(p);
       const Range range = next < 0 ? then : range_of(w, w.panel(next));
-      panel_rows(*w.matrix[s], s, w.n[s], w.k, at, rows, r0, r1, range, place(s, at, r0));
+      panel_rows(*w.matrix[s], s, w.n[s], w.k, at, rows, r0, r1, range, place(s, at, r0, r1), add);
       done(at, r0, r1);
     });
+  }
+
+  // Calls take(place in x, place in a tile) for all vectors of a panel's rows that a projection
+  // must not be added to as it is summed: where that would cost digits, and where an adapter's gain
+  // is for the projection alone.
+  template <class Take>
+  void set_aside(Panel at, int64_t r0, int64_t r1, Take take) {
+    const auto rows = [&](int64_t from, int64_t to) {
+      for (int64_t r = from; r < to; r++)
+        for (int64_t j = 0; j < at.count; j++)
+          take(e.x.row(r) + at.output() + j * W, tile(0).row(r - r0) + j * W);
+    };
+    sums_lose_little(read) ? addends_.each_gained(0, r0, r1, rows) : rows(r0, r1);
   }
 
   void activate(Panel at, int64_t r0, int64_t r1) {

@@ -12,12 +12,21 @@ namespace loraplex {
 // at a time.
 template <class Put>
 inline void rms_norm(const float* x, const float* weight, int64_t n, double eps, Put put) {
-  F squares = {};
-  for (int64_t i = 0; i < n; i += W) {
-    F v = load_of(x, i, n);
-    squares = fma(v, v, squares);
+  constexpr int sums = 4;  // one would wait for itself
+  F squares[sums] = {};
+  int64_t at = 0;
+  for (; at + sums * W <= n; at += sums * W)
+#pragma GCC unroll 4
+    for (int j = 0; j < sums; j++) {
+      const F v = load(x + at + j * W);
+      squares[j] = fma(v, v, squares[j]);
+    }
+  for (; at < n; at += W) {
+    const F v = load_of(x, at, n);
+    squares[0] = fma(v, v, squares[0]);
   }
-  const F factor = splat(1.f / sqrtf(sum(squares) / (float)n + (float)eps));
+  const F all = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+  const F factor = splat(1.f / sqrtf(sum(all) / (float)n + (float)eps));
   for (int64_t i = 0; i < n; i += W)
     put(i, load_of(x, i, n) * factor * load_of(weight, i, n));
 }

@@ -32,7 +32,7 @@ class Step {
     for (int64_t l = 0; l < m.layers; l++) {
       products.enter_layer(l);
       keep_keys(l);
-      if (l + 1 == m.layers && b.wanted < b.rows) f.going = &e.last;
+      if (l + 1 == m.layers && b.wanted < b.rows) go_on_with_wanted();
       if (!f.going->rows) return;
       attend(l);
       mlp_block(l);
@@ -53,7 +53,7 @@ class Step {
 
   void norm(const float* weight) {
     for (int64_t r = f.begin(f.going->rows); r < f.end(f.going->rows); r++) {
-      rms_norm(e.x.row(f.going->batch_row(r)), weight, m.hidden, m.norm_eps, e.xn.at(r));
+      rms_norm(e.x.row(r), weight, m.hidden, m.norm_eps, e.xn.at(r));
       products.round_row(e.xn, m.hidden, r);
     }
     f.meet();
@@ -67,6 +67,14 @@ class Step {
     f.lap(kQkv);
     attention.place_keys(l);
     f.lap(kAttention);
+  }
+
+  // Has the wanted rows of x at its front. Each thread moves some columns.
+  void go_on_with_wanted() {
+    f.going = &e.last;
+    const int64_t from = f.begin(m.hidden), size = f.end(m.hidden) - from;
+    for (int64_t i = 0; i < b.wanted; i++)
+      memmove(e.x.row(i) + from, e.x.row(b.want[i]) + from, size * sizeof(float));
   }
 
   void attend(int64_t l) {

@@ -97,10 +97,12 @@ typedef void (*Tile)(const Rows&, const char* w, int64_t stride, int64_t k, floa
 Tile choose_tile(Read read, int rows, int vectors);
 Tile choose_integer_tile(Read read, int rows, int vectors);
 
-// Values of k that tiles take at once. Longer parts where sums lose nothing, as of int16, or less
-// than rows of bf16 have lost.
+// Whether sums lose nothing, as those of int16, or less than rows of bf16 have lost.
+inline bool sums_lose_little(Read read) { return in_groups(read) || read == Read::bf16_by_bf16; }
+
+// Values of k that tiles take at once.
 inline int64_t part_of(Read read, int64_t k) {
-  if (!in_groups(read) && read != Read::bf16_by_bf16) return kPart;
+  if (!sums_lose_little(read)) return kPart;
   return round_up(ceil_div(k, ceil_div(k, kLongPart)), kGroup);
 }
 
