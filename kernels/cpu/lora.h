@@ -17,6 +17,7 @@ constexpr int64_t kRankStride = kMaxRanks + W;  // H's row
 
 constexpr int64_t kAheadA = 256 << 10;  // bytes that a thread prefetches for the next shrink
 constexpr int64_t kMaxRanges = 64;      // of B that are prefetched during a base product
+constexpr int64_t kAheadB = 8 << 10;    // bytes of them for each tile, where memory has no time
 
 enum LoraPart { kLoraQkv, kLoraO, kLoraGateUp, kLoraDown };
 
@@ -194,13 +195,16 @@ class Addends {
       if (a.gain && a.end > from && a.start < to)
         take(std::max(a.start, from), std::min(a.end, to));
   }
-  // Where B's outputs of a base panel lie for rows [from, to), to be prefetched; returns how many
-  // ranges were written.
-  int64_t ranges(int slice, Panel at, int64_t from, int64_t to, Range* range) const {
+  // Where B's outputs of a base panel lie for rows [from, to), to be prefetched, of at most so many
+  // bytes; returns how many ranges were written.
+  int64_t ranges(int slice, Panel at, int64_t from, int64_t to, int64_t most, Range* range) const {
     int64_t count = 0;
-    for (const Addend& a : slice_[slice])
-      if (a.end > from && a.start < to && a.rank && count < kMaxRanges)
-        range[count++] = a.panel(at);
+    for (const Addend& a : slice_[slice]) {
+      if (a.end <= from || a.start >= to || !a.rank) continue;
+      const Range panel = a.panel(at);
+      if (count == kMaxRanges || (most -= panel.end - panel.at) < 0) break;
+      range[count++] = panel;
+    }
     return count;
   }
 

@@ -186,6 +186,12 @@ class Products {
   }
   // Spreads what is read next over the product of one panel by so many rows.
   Prefetch during(int64_t k, int64_t rows, Range next) const { return {next, turns_of(k, rows)}; }
+  // Bytes of B to prefetch during a product by so many rows. Where that waits for memory, more of
+  // them would come later than those that the processor sees coming.
+  int64_t most_of_b(int64_t rows) const {
+    const int64_t tiles = tiles_of(rows, best_rows(read));
+    return tiles < kBusyTiles ? kAheadB * tiles : INT64_MAX;
+  }
   int64_t turns_of(int64_t k, int64_t rows) const {
     return k / kTurn * tiles_of(rows, best_rows(read));
   }
@@ -222,7 +228,7 @@ class Products {
   void panel_rows(const Matrix& w, int slice, int64_t n, int64_t k, Panel at, const Rows& rows,
                   int64_t from, int64_t to, Range then, Place c, bool add) {
     Range range[2 * kMaxRanges];
-    int64_t count = addends_.ranges(slice, at, from, to, range);
+    int64_t count = addends_.ranges(slice, at, from, to, most_of_b(to - from), range);
     count += ahead_.take(ahead_lines_, range + count, kMaxRanges);
     Prefetch ahead = during(k, to - from, then);
     ahead.before(range, range + count, turns_of(k, to - from));
