@@ -46,9 +46,11 @@ class Head {
       best.value[r] = splat(-__builtin_inff()), best.token[r] = I{}, best.fault[r] = F{};
     products.each_panel(cut.panels, to - from, [&](int64_t p, int64_t next, int64_t, int64_t) {
       const Panel at = cut.panel(p);
+      const Range then =
+          next < 0 ? Range{} : products.panel_range(m.head, cut.panel(next), m.hidden);
+      Range near[1];
       Prefetch ahead = products.during(
-          m.hidden, to - from,
-          next < 0 ? Range{} : products.panel_range(m.head, cut.panel(next), m.hidden));
+          m.hidden, to - from, products.panel_range(m.head, at, m.hidden), then, near, near + 1);
       products.panel_base(m.head, m.hidden, at, rows, to - from, {tile_, PN}, false, ahead);
       if (m.head.bias) Products::add_bias(m.head.bias, m.vocab, at, to - from, {tile_, PN});
       for (int64_t r = 0; r < to - from; r++)

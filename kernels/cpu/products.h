@@ -6,6 +6,7 @@ namespace loraplex {
 
 constexpr int64_t kPassRows = 128;  // rows that a thread takes through its panels at once, at most
 constexpr int64_t kOwnPass = 128;   // rows for each thread, so that each has rows of its own
+constexpr int64_t kNear = 4 << 10;  // bytes by which a single tile's weights come before it
 constexpr int64_t kBusyTiles = 3;   // of a panel, that leave the memory time for something else
 
 // One projection's base matrices.
@@ -184,8 +185,20 @@ class Products {
         store(c.row(r) + j * W, load(c.row(r) + j * W) + v);
     }
   }
-  // Spreads what is read next over the product of one panel by so many rows.
-  Prefetch during(int64_t k, int64_t rows, Range next) const { return {next, turns_of(k, rows)}; }
+  // Spreads over the product of the panel `now` by so many rows what is read behind it: the ranges
+  // [first + 1, stop), and `next`. A single tile waits for memory: what is near to where it reads
+  // comes faster than all of the next panel, so of that only the beginning comes, and before it, at
+  // *first, the rest of this one. Tiles of groups would lose more by a range more.
+  Prefetch during(int64_t k, int64_t rows, Range now, Range next, Range* first, Range* stop) const {
+    const bool near = !in_groups(read) && rows <= best_rows(read) && now.end - now.at > kNear;
+    if (near) {
+      *first = {now.at + kNear, now.end};
+      next.end = std::min(next.end, next.at + kNear);
+    }
+    Prefetch ahead{next, turns_of(k, rows)};
+    ahead.before(near ? first : first + 1, stop, turns_of(k, rows));
+    return ahead;
+  }
   // Bytes of B to prefetch during a product by so many rows. Where that waits for memory, more of
   // them would come later than those that the processor sees coming.
   int64_t most_of_b(int64_t rows) const {
@@ -227,11 +240,10 @@ class Products {
   // The same with the rows' adapters.
   void panel_rows(const Matrix& w, int slice, int64_t n, int64_t k, Panel at, const Rows& rows,
                   int64_t from, int64_t to, Range then, Place c, bool add) {
-    Range range[2 * kMaxRanges];
-    int64_t count = addends_.ranges(slice, at, from, to, most_of_b(to - from), range);
-    count += ahead_.take(ahead_lines_, range + count, kMaxRanges);
-    Prefetch ahead = during(k, to - from, then);
-    ahead.before(range, range + count, turns_of(k, to - from));
+    Range range[1 + 2 * kMaxRanges], *stop = range + 1;
+    stop += addends_.ranges(slice, at, from, to, most_of_b(to - from), stop);
+    stop += ahead_.take(ahead_lines_, stop, kMaxRanges);
+    Prefetch ahead = during(k, to - from, panel_range(w, at, k), then, range, stop);
     panel_base(w, k, at, rows.from(from, x_bytes(read)), to - from, c, add, ahead);
     expand(lora, addends_.of(slice), n, at, from, to, c);
     if (w.bias) add_bias(w.bias, n, at, to - from, c);
