@@ -7,6 +7,12 @@ from loraplex.platform.api import target
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(autouse=True)
+def still(world, monkeypatch):
+    """The moment does not pass, however slow the machine is."""
+    monkeypatch.setattr(world.app.state.context.names, "_clock", lambda: 0.0)
+
+
 @pytest.fixture
 def reads(monkeypatch):
     """The models that were looked up in the database."""
