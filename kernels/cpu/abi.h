@@ -90,7 +90,7 @@ struct Batch {
   const int32_t *tokens, *positions;  // [rows]
   const Sequence* sequence;           // in row order, all rows covered
   const Segment* segment;             // in row order
-  const int32_t* want;                // [wanted] rows whose logits are wanted
+  const int32_t* want;                // [wanted] rows whose logits are wanted, rising
   float* logits;                      // [wanted, vocab], or null
   int32_t* likeliest;                 // [wanted] the first token with the highest logit
   float* peak;                        // [wanted] that logit; NaN when a logit is not finite
