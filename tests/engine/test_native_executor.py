@@ -137,6 +137,23 @@ def test_rows_without_rank(native_kit: ModuleType, torch_kit: ModuleType) -> Non
     check_adapter(native_kit, torch_kit, model, lora, "bf16")
 
 
+@pytest.mark.parametrize("linear", ["o_proj", "down_proj"])
+def test_a_gain_is_not_for_what_a_projection_is_added_to(
+    linear: str, isa: str, native_kit: ModuleType, torch_kit: ModuleType
+) -> None:
+    """Rounded rows of residual projections are summed in place, with base rows beside them."""
+    model, tokens = native_kit.tiny(), native_kit.tokens(40)
+    whole = native_kit.adapter(model.config, (0, 3), rows=True, dtype="bf16")
+    lora = {key: part for key, part in whole.items() if key[1] == linear}
+    executor = native_kit.executor(model, isa=isa, dtype="bfloat16")
+    native_kit.add_image(executor, "a", model.config, lora, "bf16")
+    tracks = [torch_kit.Track(tokens), torch_kit.Track(tokens, "a")]
+    found = torch_kit.Runner(executor).step(*((track, 40) for track in tracks))
+    for logits, under in zip(found, (None, lora), strict=True):
+        off = logits.double() - native_kit.dense_logits(model, tokens, under)
+        assert off.pow(2).mean().sqrt() < 0.02
+
+
 def test_bfloat16_is_near(isa: str, native_kit: ModuleType, torch_kit: ModuleType) -> None:
     model = native_kit.tiny(qkv_bias=True)
     runner = torch_kit.Runner(native_kit.executor(model, isa=isa, dtype="bfloat16"))
